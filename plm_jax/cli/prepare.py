@@ -5,7 +5,7 @@ usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 The vocabulary is trained first if its files do not exist yet. Without --runner, the texts are tokenized by one process
 per core. With --runner, an engine divides the files of a source into tasks and runs them on this machine or a cluster.
 Running the same command again skips the tasks that are complete. The cache is byte-identical to the one written without
---runner. The engines and their options after -- are those of clean: see plm_jax clean --help.
+--runner. plm_jax clean --help lists the engines and the options that can be passed after `--`.
 
 examples:
   plm_jax prepare --config=demo:bert
@@ -27,7 +27,10 @@ _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
 _RUNNER = flags.DEFINE_enum(
-    "runner", None, list(engines.ENGINES), "engine that tokenizes (default: none, one process per core on this machine)"
+    "runner",
+    None,
+    list(engines.ENGINES),
+    "engine that tokenizes (default: no engine, but one process per core on this machine)",
 )
 
 

@@ -26,7 +26,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES, SpecialIds
-from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data import cache, layouts, mixtures, vocabularies
 from plm_jax.data.cache import similar_words
 from plm_jax.data.config import DataConfig, ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
@@ -64,7 +64,7 @@ class _Segment:
     objective: objectives.BoundObjective
 
     def positions(self, k: int) -> dict[str, int]:
-        """Returns the index of each source's first item at or after example k."""
+        """Returns a dict from each source to the index of its first item at or after example k of the run."""
         counts = self.mixture.counts(k - self.base)
         return {name: offset + counts.get(name, 0) for name, offset in self.offsets.items()}
 
@@ -75,7 +75,7 @@ class Reader:
     Attributes:
       sources: opened caches of the sources.
       objective: objective of validation and evaluation.
-      identities: identities of these caches, and of the table of similar words if the objective reads it.
+      identities: identities of the caches, and of the table of similar words if an objective reads this table.
       vocabulary: description of the vocabulary in the manifests of the caches.
     """
 
@@ -83,10 +83,10 @@ class Reader:
         """Opens the caches.
 
         Args:
-          share: share of the rows of each batch that this process reads; it fetches little more of a remote cache.
+          share: share of each batch's rows that this process reads. It limits how much of a remote cache is fetched.
 
         Raises:
-          UserError: a cache is missing, damaged, of another vocabulary or too small for one row, or the model's
+          UserError: a cache is missing or damaged, has another vocabulary or is too small for one row, or the model's
             embedding is smaller than the vocabulary.
         """
         self._settings, self._share = settings, share
@@ -112,7 +112,7 @@ class Reader:
         self._first_examples = [segment.phase.first_example for segment in self._segments]
 
     def __reduce__(self):
-        """Pickles the settings alone: the process that receives a reader opens the caches itself."""
+        """Pickles only the constructor's arguments: the process that receives a reader opens the caches itself."""
         return Reader, (self._settings, self._share)
 
     def _plan(self) -> list[_Segment]:
@@ -165,7 +165,7 @@ class Reader:
         return self._rows("train", name, phase.length, self._objective(phase))
 
     def _open(self, split: str, name: str, length: int, objective: objectives.BoundObjective) -> layouts.Rows:
-        """Opens a source's split in rows of `length`."""
+        """Returns a source's split as rows of `length` tokens."""
         layout, source = self._data.layout, self.sources[name]
         if source.has_inputs_targets:
             packed = self._data.inputs_targets.packed
@@ -184,7 +184,7 @@ class Reader:
         return words.spelling(self._data.cache_dir, self.vocabulary, self._settings.max_characters)
 
     def _with_similar_words(self, special: objectives.Special) -> objectives.Special:
-        """Returns the special ids with the table of similar words, if the objective reads it."""
+        """Returns the special ids with the table of similar words, if an objective reads this table."""
         if not any(objective.similar_share for objective in self._settings.all_objectives):
             return special
         data = self._data
@@ -193,9 +193,9 @@ class Reader:
         return dataclasses.replace(special, similar_words=table)
 
     def _open_token_tables(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns whether each id begins a word, and its number of occurrences in a source if an objective reads it.
+        """Returns two arrays [vocab_size]: whether each id begins a word, and how often each id occurs in a source.
 
-        Both are [vocab_size].
+        The second array is None if no objective reads it.
         """
         source, counts = self.sources[name], None
         if any("token_counts" in objective.reads for objective in self._settings.all_objectives):
@@ -224,7 +224,7 @@ class Reader:
         return self._make(*self._draw(k))
 
     def _draw(self, k: int) -> tuple[objectives.BoundObjective, str, layouts.Rows, int, np.random.Generator]:
-        """Returns the objective and the source of example k, its rows, the number of its row, and its generator."""
+        """Returns the objective, source, rows of the source, row index and random generator of example k."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order, number, seed = segment.orders[name], segment.offsets[name] + index, self._seed
@@ -235,14 +235,21 @@ class Reader:
         return segment.objective, name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
-        """Returns the source of example k, and the numbers in its training split of the documents in the example."""
+        """Returns the source of example k and the indices of the documents that the example contains.
+
+        The indices count the documents in the training split of the source.
+        """
         _, name, rows, item, rng = self._draw(k)
         return name, list(rows.documents(item, rng))
 
     def examples_with(self, name: str, document: int, steps: int) -> Iterator[int]:
-        """Yields the examples of the first `steps` steps that contain text of a source's training document, in order.
+        """Yields, in order, the index k of each example that contains text of a training document of a source.
 
-        Only rows that may contain the document are read, in each epoch.
+        In each epoch, reads only the rows that may contain the document.
+
+        Args:
+          document: index of the document in the training split of the source.
+          steps: number of steps; only the examples of the run's first `steps` steps are searched.
         """
         for segment in self._segments:
             phase, end_step = segment.phase, min(segment.phase.end_step, steps)
@@ -258,13 +265,13 @@ class Reader:
                     yield k
 
     def numbers(self, step: int) -> range:
-        """Returns the numbers of the examples in the batch of a step, in the order of its rows. Steps count from 0."""
+        """Returns the indices of the examples in the batch of a step, in the order of the rows. Steps count from 0."""
         phase = self._phase(step)
         first = phase.first_example + (step - phase.first_step) * phase.batch_size
         return range(first, first + phase.batch_size)
 
     def locate(self, k: int) -> tuple[int, int]:
-        """Returns the step that reads example k, counted from 0, and the row in its batch."""
+        """Returns the step that reads example k, and the row of the example in the batch. Both count from 0."""
         phase = self._segments[bisect.bisect_right(self._first_examples, k) - 1].phase
         step, row = divmod(k - phase.first_example, phase.batch_size)
         return phase.first_step + step, row
@@ -286,21 +293,21 @@ class Reader:
         return next(phase for phase in reversed(self._phases) if phase.first_step <= step)
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
-        """Returns the rows with these numbers of the global batch of a step, with arrays [rows, …].
+        """Returns the rows with the indices `rows` of the global batch of a step, as arrays [rows, …].
 
-        The array `digest`, uint32 [rows, 3], has the two halves of the checksum of each row, which `digest_hex` reads,
-        and the number of its padding tokens.
+        The array `digest`, uint32 [rows, 3], has three numbers for each row: the low half and the high half of the
+        row's checksum, which `digest_hex` reads, and the number of padding tokens in the row.
         """
         first = self.numbers(step).start
         return _batch(self._make_all(self.example, [first + row for row in rows]))
 
     def batches(self, first_step: int, rows: PhaseRows | None = None) -> Iterator[Example]:
-        """Iterates over the batches from `first_step` to the last step, which are prepared in the background.
+        """Iterates over the batches from `first_step` to the last step. Batches are prepared in the background.
 
         Starting at a late step takes no longer than starting at the first one.
 
         Args:
-          rows: function from a phase to this host's rows of its batches; all rows by default.
+          rows: function from a phase to the row indices that this host reads of each batch; all rows by default.
         """
         rows = rows or (lambda phase: range(phase.batch_size))
         # `rows` may refer to devices, which cannot be sent to other processes.
@@ -329,19 +336,18 @@ class Reader:
 
     @functools.cached_property
     def _fetchers(self) -> ThreadPoolExecutor | None:
-        """Threads that fetch rows of a remote cache one by one; None for rows from this machine."""
+        """Threads that fetch rows of a remote cache; None if the cache is local or this process reads all rows."""
         is_remote = self._share < 1 and storage.is_remote(self._data.cache_dir)
         return ThreadPoolExecutor(_FETCHERS) if is_remote else None
 
     def _make_all(self, make: Callable[[int], Example], numbers: Sequence[int]) -> list[Example]:
-        """Makes the rows of these numbers, concurrently if they must be fetched."""
+        """Returns `make(number)` for each number; the calls run concurrently if rows must be fetched."""
         return list((self._fetchers.map if self._fetchers else map)(make, numbers))
 
     def notes(self) -> list[str]:
         """Returns lines for the log of a run about padding, examples that are too long and words that are never masked.
 
-        For layouts with short rows, padding is reported as the number of full rows that would have the same number of
-        tokens.
+        If rows are not packed, a note says how many full rows would hold the non-padding tokens of a batch.
         """
         # Earlier phases may have read sources that the config no longer has.
         phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
@@ -378,20 +384,29 @@ class Reader:
         return float(left_out / max(tokens, 1))
 
     def check_vocabulary(self) -> None:
-        """Raises a `UserError` if the vocabulary's files in the folder of the caches are not those of the caches."""
+        """Raises a `UserError` if the vocabulary in the cache folder is not the one that the caches were made with."""
+        folder, section = os.path.join(self._data.cache_dir, "vocabulary"), self._settings.vocabulary
         for name, digest in self.vocabulary["files"].items():
-            path = os.path.join(self._data.cache_dir, "vocabulary", name)
-            if storage.exists(path) and storage.sha256(path) != digest:
+            path = os.path.join(folder, name)
+            if not storage.exists(path):
+                return
+            if storage.sha256(path) != digest:
                 raise UserError(f"{path} is not the vocabulary that the caches were made with: {_AGAIN}")
+        section = dataclasses.replace(section, spec=vocabularies.within(section.spec, folder))
+        if vocabularies.identity(vocabularies.load_plain(section)) != self.vocabulary["id"]:
+            raise UserError(
+                "the caches were made with other settings of the vocabulary, such as config.vocabulary.train_kind or "
+                f"added: undo the change, or {_AGAIN}"
+            )
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
-        """Returns the number of rows that `in_order` reads of a split, for each source that has it."""
+        """Returns a dict from each source that has the split to the number of its rows that `in_order` reads."""
         names = [key for key, source in self.sources.items() if split in source.splits and name in (None, key)]
         length = self._phases[-1].length if length is None else length
         return {key: self.rows(split, key, length).num_rows for key in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
-        """Returns the number of batches of `in_order`, without `max_batches`."""
+        """Returns the number of batches that `in_order` yields without `max_batches`."""
         return -(-sum(self.num_rows(split, name, length).values()) // batch_size)
 
     def in_order(
@@ -403,15 +418,15 @@ class Reader:
         length: int | None = None,
         max_batches: int | None = None,
     ) -> Iterator[Example]:
-        """Iterates over a split once, in order, in rows of `length`; noise is keyed by the index of a row.
+        """Iterates over the batches of a split once, in order. The noise of a row is keyed by the index of the row.
 
-        The last batch is filled up with rows of weight 0. Each row of streams continues the same row of the previous
-        batch.
+        The last batch is filled up with rows of weight 0. In stream layouts, each row continues the row with the same
+        index in the previous batch.
 
         Args:
-          rows: function from the batch size to this host's rows; all rows by default.
-          name: source to read; by default all, one after another.
-          length: tokens of a row; by default the last phase's.
+          rows: function from the batch size to the row indices that this host reads; all rows by default.
+          name: source to read; by default, all sources are read, one after another.
+          length: number of tokens in a row; by default, the row length of the last phase.
           max_batches: maximum number of batches.
         """
         length = self._phases[-1].length if length is None else length
@@ -435,13 +450,13 @@ class Reader:
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
     def rates(self, phase: Phase) -> dict[str, float]:
-        """Returns the rate of each source that a phase reads, in rows."""
+        """Returns a dict from each source that a phase reads to its rate, as a proportion of rows."""
         segment = next(segment for segment in self._segments if segment.phase == phase)
         return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
 def _sample(phase: Phase) -> range:
-    """Returns the first examples of a phase, from which its rows are described."""
+    """Returns the indices of the first examples of a phase, which serve to estimate its padding."""
     return range(phase.first_example, min(phase.end_example, phase.first_example + _SAMPLE))
 
 
@@ -472,7 +487,7 @@ def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.Cached
 
 
 def _constants(data: DataConfig, name: str, length: int) -> Example:
-    """Returns the arrays that all rows of a source have, unless its layout makes other ones."""
+    """Returns the arrays that are the same in all rows of a source. Arrays that the layout makes take precedence."""
     constants = {}
     if data.token_types:
         constants["token_types"] = np.full(length, data.token_types.get(name, 0), np.int32)
@@ -521,7 +536,7 @@ def _batch(examples: list[Example]) -> Example:
 
 
 def blank_batch(settings: ReaderConfig, length: int) -> Example:
-    """Returns a batch of one row without text, with the keys, shapes and types of all batches. Needs no cache."""
+    """Returns a batch of one row without text. Keys, row shapes and types are as in training. Needs no cache."""
     special = objectives.Special.of(settings.vocabulary, settings.vocab_size, settings.vocabulary.sentinels)
     if (rows := settings.example_rows(special)) is not None:
         return _batch([rows.row([((), ())], length)])
@@ -533,7 +548,7 @@ def blank_batch(settings: ReaderConfig, length: int) -> Example:
 def crcs(batch: Example) -> np.ndarray:
     """Returns a CRC-32 checksum per row, uint32 [rows], over the name, shape and bytes of each key in sorted order.
 
-    The shape is that of the row's value, as int64. All numbers are little-endian.
+    The shape is the shape of the row's value, as int64. All numbers are little-endian.
     """
     pieces = []
     for key, values in sorted(batch.items()):
@@ -545,7 +560,7 @@ def crcs(batch: Example) -> np.ndarray:
 
 
 def digest_hex(total: Sequence[int]) -> str:
-    """Returns `train/batch_digest`, the sum of the rows' checksums modulo 2^64 in hex.
+    """Returns the metric `train/batch_digest` in hex: the sum of the rows' checksums modulo 2^64.
 
     Args:
       total: [3], the sum of `digest` over the global batch.

@@ -1,4 +1,4 @@
-"""The training loop of a run: build, restore, and for every batch a step and its callbacks."""
+"""The training loop of a run: builds or restores its state, and runs a step and the callbacks for every batch."""
 
 import contextlib
 import functools
@@ -45,9 +45,10 @@ def pretrain(
     The tasks of a seqio mixture become sources of the run, and `train.epochs` becomes its number of steps.
 
     Args:
-      allow_changes: whether to resume from a checkpoint of a config with other batches or another optimizer; the run
-        then continues after the examples that were already read.
-      refuse_damaged: whether a damaged checkpoint is an error; if not, the run resumes from the checkpoint before it.
+      allow_changes: whether to resume although the config of the checkpoint has other batches or another optimizer; the
+        run then continues after the examples that were already read.
+      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the newest intact
+        one.
       began: time of this start, in seconds since 1970; by default now.
 
     Returns:
@@ -107,8 +108,7 @@ def _train(
     goodput = Goodput(max(0.0, time.time() - began))
     process = jax.process_index(), jax.process_count()
     heartbeat = Heartbeat(workdir, goodput, began, run.train.stall_minutes, *process)
-    rolls_back = run.train.incidents.spikes == "roll_back"
-    base = run.checkpoint.save_every if rolls_back else 0
+    base = folders.rollback_base(run)
     with heartbeat, Checkpoints(workdir, run.checkpoint, base, run_id) as checkpoints:
         state, restored = setup.starting_state(job, checkpoints.restore)
         history = described.get("history", [])
@@ -130,10 +130,9 @@ def _train(
                 Save(run.checkpoint, checkpoints, coordinator, logger, goodput, selector, describe, tasks, telemetry),
                 Stop(),
             ]
-            if rolls_back:
+            if base:
                 load = functools.partial(setup.load_state, job, checkpoints.restore)
-                save_every = run.checkpoint.save_every
-                roll_back = RollBack(incidents, job.program, checkpoints.directory, save_every, load, checkpoints.wait)
+                roll_back = RollBack(incidents, job.program, checkpoints.directory, base, load, checkpoints.wait)
                 callbacks.insert(1, roll_back)
             with goodput.measure("steps"):
                 batches = goodput.measure_batches(setup.global_batches(job.programs, job.reader, first_step))
@@ -153,13 +152,14 @@ def train(
     callbacks: Sequence[Callback],
     compiling: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> None:
-    """Trains from `context.step` until `context.num_steps`; `context` then has the last state and metrics.
+    """Trains from `context.step` until `context.num_steps`; at the end, `context` has the last state and metrics.
 
     Args:
-      programs: compiled steps of the run.
+      programs: programs of the run.
       batches: global batches from the first step on, each with the seconds that this host waited for it.
       callbacks: called around every step, in their order.
-      compiling: returns a context manager for the first step of each phase, from the name of the step.
+      compiling: function that is called with the name of a step, and returns a context manager for the first step of a
+        phase.
     """
     steps = PhaseSteps(programs)
     for phase in programs.phases:
@@ -195,11 +195,11 @@ def train(
 def _open_telemetry(
     job: TrainingSetup, workdir: str, run_id: str, history: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> Iterator[Telemetry | None]:
-    """Opens the files of metrics, writes config.json and reports notes; yields None in all but the first process.
+    """Opens the files of metrics, writes config.json and reports notes; yields None except in the first process.
 
     Args:
       history: starts of the run so far, as in config.json.
-      notes: lines to report before those about the program and the data.
+      notes: lines to report before the notes about the program and the data.
     """
     if jax.process_index():
         with report_logs(lambda line: None):

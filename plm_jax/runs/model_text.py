@@ -9,23 +9,28 @@ from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import exported
+from plm_jax.generation.text_format import MissingVocabularyError
 from plm_jax.hub import families, hub_files, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models.protocol import ModelConfig
 
 
 def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.Vocabulary:
-    """Returns the vocabulary of a model: that of its run, or one from its files and special ids.
+    """Returns the vocabulary of a model.
 
-    Special ids beyond the size of the file become added tokens.
+    Its settings come from the run of the model or, without a run, from the vocabulary files and the special ids.
+    Special ids beyond the size of the vocabulary file become added tokens.
 
     Args:
-      in_seqio: whether it is also a `seqio.Vocabulary`, which takes seconds to import TensorFlow.
+      in_seqio: whether the result is also a `seqio.Vocabulary`; this imports TensorFlow, which takes seconds.
 
     Raises:
-      UserError: it has more tokens than the model, it is not the one that the model was trained with, or a file is
-        missing or damaged.
+      MissingVocabularyError: the model has no vocabulary.
+      UserError: the vocabulary has more tokens than the model, the model was trained with another vocabulary, or a file
+        is missing or damaged.
     """
+    if pretrained.vocabulary is None:
+        raise MissingVocabularyError
     load = vocabularies.load if in_seqio else vocabularies.load_plain
     section = _section(pretrained)
     loaded, size = load(section), pretrained.model.vocab_size
@@ -47,7 +52,7 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.V
 
 
 def _section(pretrained: Pretrained) -> config.VocabularyConfig:
-    """Returns the vocabulary settings of a model; without special ids if the model is not one of a run."""
+    """Returns the vocabulary settings of a model; they have no special ids if the model does not come from a run."""
     special, run = pretrained.special_ids, pretrained.run
     if run is not None:
         return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
@@ -62,7 +67,7 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
     """Returns the vocabulary settings of a run that continues to train a model.
 
     Raises:
-      UserError: the errors of `vocabulary`.
+      UserError: for the same reasons as `vocabulary`.
     """
     settings = _section(pretrained)
     if pretrained.run is not None:
@@ -78,7 +83,7 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
 
 
 def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:
-    """Returns vocabulary settings with these special ids, and with added tokens for those beyond its size."""
+    """Returns vocabulary settings with the special ids `ids`; ids beyond the vocabulary's size become added tokens."""
     if section.spec != "bytes":  # The vocabulary of bytes has as many ids as needed.
         room = vocabularies.load_plain(section).vocab_size - section.sentinels
         section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))
@@ -86,10 +91,16 @@ def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config
 
 
 def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
-    """Returns the ids before and after a text that the model was trained with; `ids` is a `Pretrained.special_ids`.
+    """Returns the special ids that preceded and followed a text when the model was trained.
 
-    If `ids` has no `ends_with`, they come from the format of the run's rows or, without a run, from that of published
-    models.
+    If `ids` has the entry `ends_with`, the result comes from `ids`. Otherwise, it comes from the row format of the run
+    or, without a run, from the row format of published models.
+
+    Args:
+      ids: `Pretrained.special_ids` of the model.
+
+    Returns:
+      A pair: the ids before a text, and the ids after it.
     """
     if "ends_with" in ids:
         return begins_with(ids), list(ids["ends_with"])
@@ -114,7 +125,7 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
 
 
 def unframed(pretrained: Pretrained) -> list[str]:
-    """Returns the names of the special tokens that usually frame a text, if an encoder's rows were without them."""
+    """Returns the names of tokens such as `cls` if an encoder has them, but was trained on texts without them."""
     run, ids = pretrained.run, _by_name(pretrained.special_ids)
     if run is None or pretrained.model.has_decoder or pretrained.model.architecture not in ("encoder", "electra"):
         return []
@@ -126,7 +137,10 @@ def unframed(pretrained: Pretrained) -> list[str]:
 def _row_format(model: ModelConfig, ids: Mapping[str, int], run: config.Run | None) -> objectives.RowFormat | None:
     """Returns the special tokens around texts if the run or the model determines them, otherwise None.
 
-    The run determines them if its examples are labeled, the model if it is an XLNet; `ids` are special ids by name.
+    The run determines them if its examples are labeled. The model determines them if it is an XLNet.
+
+    Args:
+      ids: special ids by name, as `_by_name` returns them.
     """
     if run is not None and isinstance(run.objective, objectives.LabeledObjective):
         return run.objective.row_format(objectives.Special.of(run.vocabulary))
@@ -144,15 +158,15 @@ def begins_with(ids: Mapping[str, Any]) -> list[int]:
 def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     """Returns tokenizer files with which Hugging Face's libraries produce the ids of a model.
 
-    Special tokens are put around texts as in training. The texts of a pair are separated by one special token, or by
-    two in RoBERTa and BART, as in the originals.
+    Special tokens are put around texts as in training. The texts of a pair are separated by one special token or, in
+    RoBERTa and BART, by two, as in the original models.
 
     Returns:
-      None if the model has no vocabulary or already has tokenizer files.
+      Tokenizer files, or None if the model has no vocabulary or already has tokenizer files.
 
     Raises:
-      UserError: the errors of `vocabulary`; or such files cannot reproduce the vocabulary, and the message has a text
-        that differs.
+      UserError: for the same reasons as `vocabulary`, or if tokenizer files cannot reproduce the vocabulary; the
+        message then quotes a text for which the ids differ.
     """
     if pretrained.vocabulary is None or hub_files.has_tokenizer(pretrained.hub_files):
         return None
@@ -178,7 +192,7 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
 
 
 def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the special ids by name without `_token_id`; the first one if a name has several."""
+    """Returns the special ids by name, without the suffix `_token_id`; if a name has several ids, the first one."""
     by_name = {name: ids.get(f"{name}_token_id") for name in special_ids.NAMES}
     by_name = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in by_name.items()}
     return {name: i for name, i in by_name.items() if isinstance(i, int)}

@@ -1,4 +1,4 @@
-"""Prepares the caches of a run, and finds those that are missing or out of date."""
+"""Preparation of the caches of a run, and a search for missing or outdated caches."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from plm_jax.data.sources import task_mixtures
 def prepare(
     run: config.Run, output: str | None = None, show_progress: bool = True, executor: tasks.Executor | None = None
 ) -> None:
-    """Writes the cache of each source of a run into `output` (default: `data.cache_dir`), and its vocabulary.
+    """Writes the vocabulary of a run and the cache of each of its sources into `output` (default: `data.cache_dir`).
 
     A source whose rate is 0 in every phase is left out. Each task of a seqio mixture has its own cache.
 
@@ -42,24 +42,26 @@ def prepare(
 
 
 def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = "") -> None:
-    """Prepares the caches of the config's sources in a child process, so that this one never imports TensorFlow.
+    """Prepares the caches of the config's sources in a child process, so that this process never imports TensorFlow.
 
-    It prepares the caches that are missing, and the caches whose texts or settings differ from those of the config.
+    The child process prepares missing caches, and caches whose texts or settings differ from the config.
 
     Args:
-      arguments: the flags that make `prepare` read the same config.
-      trained: name of what was trained on the existing caches; if it is set, they are not replaced.
+      arguments: flags with which the command `prepare` reads the config of `run`.
+      trained: directories of runs that were trained on the existing caches, as text for error messages; unless it is
+        empty, the caches are not replaced.
 
     Raises:
-      UserError: a cache has other texts or settings than the config, and it must not be replaced because something was
-        trained on it or because the job has several processes.
+      UserError: the texts or settings of a cache differ from the config, but the cache must not be replaced, because a
+        run was trained on it or because the job has several processes.
     """
     if not progress.is_first():
         return
+    caches.check_training(run.vocabulary)
     # A folder in a bucket exists as soon as its upload begins.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
     missing, changed, checked = [], [], set()
-    for each in (run, config.expand_mixtures(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
+    for each in (run, config.expand_mixtures(run)):  # The record of each mixture, then the caches of its tasks.
         names = [name for name in config.read_sources(each) if name not in checked]
         absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
         changed += changed_caches(each, [name for name in names if name not in absent])
@@ -85,15 +87,20 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
         _say(f"{change}: preparing it again")
     if not missing and not changed:
         return
-    finished = subprocess.run(children.command("prepare", *arguments), env=children.with_package(os.environ))
+    environment = children.with_package(os.environ)
+    if run.train.init_from:  # This process has already printed the warnings about the model.
+        environment["PYTHONWARNINGS"] = ",".join(
+            filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore::UserWarning"))
+        )
+    finished = subprocess.run(children.command("prepare", *arguments), env=environment)
     if finished.returncode:
         sys.exit(finished.returncode)
 
 
 def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
-    """Returns a line for each of these sources whose cache does not have the texts and settings of the config.
+    """Returns one line for each source in `names` whose cache has other texts or settings than the config.
 
-    Prints which caches could not be compared, and why.
+    Also prints which caches could not be compared, and why.
 
     Raises:
       UserError: a cache is missing or damaged.

@@ -1,5 +1,6 @@
 """Damage of a cache's indices: found in one line when it is first read, and nothing wrong is ever read."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.cache import file_format, sorted_ids, vectors
 from plm_jax.data.reader import Reader
+from plm_jax.runs import preparation
 from tests.support import caches
 
 SPECIALS = {"pad": 90, "mask": 91, "cls": 92, "sep": 93, "bos": 94}
@@ -152,17 +154,27 @@ def test_an_index_with_other_passes_than_its_layout_is_rejected(write, make_run,
         batches(run)
 
 
-def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
-    folder = write()
-    (folder.parent / "vocabulary").mkdir()
-    (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nb\n")
-    digest = cache.file_format.storage.sha256(str(folder.parent / "vocabulary" / "vocab.txt"))
-    caches.rewrite(folder, lambda manifest: manifest["vocabulary"].update(files={"vocab.txt": digest}))
-    opened = Reader(config.reader_config(make_run("a", **SPECIALS)))
-    opened.check_vocabulary()
-    (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nc\n")
+@pytest.mark.parametrize(
+    "changes",
+    [{"train_kind": "cased"}, {"added": 1}, {"spec": "wordpiece:elsewhere/vocab.txt", "train_kind": "cased"}],
+)
+def test_the_vocabulary_beside_the_caches_is_theirs(changes, make_run, tmp_path):
+    lines = (json.dumps({"text": f"red {number} green"}) for number in range(60))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    names = ("pad", "unk", "cls", "sep", "mask")
+    fields = {"spec": f"wordpiece:{tmp_path}/vocab.txt", "train_size": 30, **{name: i for i, name in enumerate(names)}}
+    run = make_run("a", data={"sources": {"a": config.TextTable(f"{tmp_path}/a.jsonl")}})
+    run = dataclasses.replace(run, vocabulary=config.VocabularyConfig(**fields))
+    preparation.prepare(run, show_progress=False)
+    Reader(config.reader_config(run)).check_vocabulary()
+    changed = Reader(
+        config.reader_config(dataclasses.replace(run, vocabulary=config.VocabularyConfig(**fields | changes)))
+    )
+    with pytest.raises(UserError, match=r"made with other settings of the vocabulary, such as .*train_kind or added"):
+        changed.check_vocabulary()
+    (tmp_path / "vocabulary/vocab.txt").write_text("a\nc\n")
     with pytest.raises(UserError, match=r"vocabulary/vocab.txt is not the vocabulary that the caches were made with"):
-        opened.check_vocabulary()
+        changed.check_vocabulary()
 
 
 def test_a_bad_files_json_is_ignored(write, tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import signal
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +18,7 @@ from plm_jax.data.prepare import tokenizing
 from plm_jax.data.vocabularies import sentences, tokenizer_files, training, word_spans
 from plm_jax.runs import preparation
 from tests.data.test_prepare import corpus, run  # noqa: F401
+from tests.support import squares
 from tests.support.caches import contents
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
@@ -88,7 +88,7 @@ def test_mixed_lines_are_encoded_as_the_library_does(vocabulary, lines):
     same(vocabulary, [*lines[:300], "", *(" \n ".join(lines[i : i + 9]) for i in range(0, 90, 9))])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(st.text(ALPHABET, max_size=30), min_size=1, max_size=4))
 def test_any_text_is_encoded_as_the_library_does(vocabulary, texts):
     same(vocabulary, texts)
@@ -146,23 +146,9 @@ def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkey
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
-def make(event):
-    """Returns the function that the processes below run."""
-
-    def apply(item):
-        print("noise on stdout")
-        if item == 7 and event == "mistake":
-            raise UserError("mend this")
-        if item == 7 and event == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return item * item, os.getpid()
-
-    return apply
-
-
 def test_results_come_in_order_from_several_processes():
-    squares, processes = zip(*workers.in_order(make, ["well"], range(40), 3), strict=True)
-    assert squares == tuple(i * i for i in range(40))
+    results, processes = zip(*workers.in_order(squares.make, ["well"], range(40), 3), strict=True)
+    assert results == tuple(i * i for i in range(40))
     assert len(set(processes)) == 3 and os.getpid() not in processes
 
 
@@ -170,7 +156,7 @@ def test_results_come_in_order_from_several_processes():
 def test_an_error_in_a_process_is_reported_and_ends_all_processes(event, message):
     processes = set()
     with pytest.raises(UserError, match=message):
-        for _, process in workers.in_order(make, [event], range(40), 2):
+        for _, process in workers.in_order(squares.make, [event], range(40), 2):
             processes.add(process)
     for process in processes:
         with pytest.raises(ProcessLookupError):

@@ -248,7 +248,7 @@ def test_a_second_process_waits_for_the_first(run, tmp_path):
     assert [first.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
     second = _start(tmp_path, run, output, "nowhere")
     assert second.stdout.readline() == "started\n"
-    time.sleep(3)
+    time.sleep(1)
     assert second.poll() is None and os.path.exists(os.path.join(output, ".a.tmp"))
     first.kill()
     first.wait()
@@ -304,12 +304,12 @@ def test_a_vocabulary_is_used_only_for_the_texts_that_it_was_trained_on(make_run
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     model = tmp_path / "shared/v.model"
 
-    def prepare(*names, cache, **changes):
+    def prepare(*names, cache, call=preparation.prepare, **changes):
         fields = {"spec": f"sentencepiece:{model}", "train_size": 280, "pad": 0, "eos": 1, "unk": 2} | changes
         sources = {name: config.TextTable(f"{tmp_path}/{name}.jsonl") for name in names}
         run = with_vocabulary(make_run(names[0]), **fields)
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources=sources))
-        preparation.prepare(run, str(tmp_path / cache), show_progress=False)
+        call(run, str(tmp_path / cache), show_progress=False)
         return capsys.readouterr().out.splitlines()[0]
 
     assert prepare("a", cache="1") == f"training a vocabulary of 280: {model}"
@@ -323,6 +323,17 @@ def test_a_vocabulary_is_used_only_for_the_texts_that_it_was_trained_on(make_run
         prepare("b", cache="3")
     assert not (tmp_path / "3/b").exists() and model.read_bytes() == content
     assert prepare("b", cache="3", train_size=0) == f"using the vocabulary {model}"
+    with pytest.raises(
+        UserError, match=rf"^{model} was trained with other settings \(train_size was 280 and is 290\): "
+    ):
+        prepare("a", cache="3", train_size=290)
+    with pytest.raises(UserError, match=r"was trained with other settings"):  # Although there may be a current cache.
+        prepare("a", cache="3", train_size=290, call=lambda run, *_, **__: preparation.prepare_if_needed(run, []))
+    with pytest.raises(
+        UserError, match=r"\(train_kind was 'unigram' and is 'bpe', lowercase was False and is True\): "
+    ):
+        prepare("a", cache="3", train_kind="bpe", lowercase=True)
+    assert prepare("a", cache="3", train_kind="unigram") == f"using the vocabulary {model}"
     other = prepare("b", cache="4", spec=f"sentencepiece:{tmp_path}/own.model")
     assert other == f"training a vocabulary of 280: {tmp_path}/own.model"
     (tmp_path / "shared/v.model.trained_on.json").unlink()  # A file of another origin.

@@ -44,7 +44,7 @@ def build_cache(
 
     Args:
       engine: engine that tokenizes; None to tokenize in one pass over the source, with a process per core.
-      identity, origin: hash of everything that the cache depends on, and fingerprint and files of the source.
+      identity: hash of everything that the cache depends on.
 
     Raises:
       UserError: the source has an error, or no text in one of its splits.
@@ -105,7 +105,7 @@ def _tokenize(
     """Tokenizes a source.
 
     Args:
-      job: identity of the job of an engine.
+      job: identity of the engine's job; empty if the job cannot resume.
       target: folder for files of the shuffle.
     """
     if engine is not None:
@@ -117,7 +117,7 @@ def _tokenize(
 
 
 def _check_splits(name: str, source: Source, num_documents: int, num_validation: int, has_validation: bool) -> None:
-    """Rejects a source without documents for training, or without any in its own validation split."""
+    """Rejects a source without documents for training, or whose own validation split has no documents."""
     if not num_documents:
         raise no_rows({name: source})
     if has_validation and not num_validation:
@@ -146,13 +146,13 @@ def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skip
         f"{size / tokens:.2f} bytes per token: {final}"
     )
     if skipped.bad:
-        print(f"{name}: skipped {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.summary})")
+        print(skipped.report(name))
 
 
 def _report_overlap(
     name: str, overlap: groups.Overlap, rule: groups.HeldOutRule, num_rows: int, fraction: float
 ) -> None:
-    """Prints how many validation rows are also training rows; warns if any are, or if there are no validation rows."""
+    """Prints how many validation rows are also training rows. Warns of shared rows or a lack of validation rows."""
     if not overlap.validation:
         reason = "the rows to hold out have no tokens"
         if rule.name == "none":
@@ -180,7 +180,7 @@ def bar(description: str, corpus: Corpus, show: bool) -> tqdm.tqdm:
 
 
 def _describe(vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
-    """Returns the description of a vocabulary in the manifest, from which training reads it."""
+    """Returns the description of a vocabulary for the manifest of a cache, which training reads."""
     spec = vocabulary.specials
     return {
         "id": vocabularies.identity(vocabulary),

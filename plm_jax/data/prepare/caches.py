@@ -27,7 +27,7 @@ _WORK = ".work"  # Folder of the jobs of an engine, in the folder of the caches.
 
 
 def check(sources: Mapping[str, Source]) -> None:
-    """Rejects sources whose name cannot name a folder, and those without files."""
+    """Rejects sources whose names are not valid as folder names, and sources without files."""
     for name, source in sources.items():
         if not name.replace("-", "_").isidentifier() or name in ("vocabulary", similar_words.NAME):
             raise UserError(
@@ -52,13 +52,14 @@ def prepare(
     Each task of a seqio mixture has its own cache (`task_mixtures`).
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is kept. If several
-    processes of a machine prepare the same folder, one works and the others wait for it; with an engine, the others are
-    rejected. A job of an engine that was stopped resumes. A remote cache is built on this machine and then uploaded;
-    after an interrupted upload, the next call only uploads it again.
+    processes of a machine prepare the same folder, one process works and the other processes wait for it; with an
+    engine, the other processes are rejected. After an interruption, the next call resumes an engine's job. A remote
+    cache is built on this machine and then uploaded; if only the upload was interrupted, the next call only repeats the
+    upload.
 
     Args:
       names: names of the sources to read; all by default.
-      mixtures: parts of each source that is a mixture.
+      mixtures: dict from each source that is a mixture to its tasks (`task_mixtures.Parts`).
       executor: engine that tokenizes, on workers that can access the sources, the vocabulary and `output`; None to
         tokenize in one pass on this machine, with a process per core. The cache is the same.
 
@@ -97,7 +98,9 @@ def prepare(
 
 @contextlib.contextmanager
 def _started(executor: tasks.Executor | None, folder: str) -> Iterator[stages.Engine | None]:
-    """Context manager for the engine, with a folder of jobs in `folder` that is removed at the end; None without one.
+    """Starts an engine; yields None without an executor.
+
+    The engine's jobs in `folder` are removed on success and kept after an error, so that they can resume.
 
     Raises:
       UserError: the engine cannot be reached, or another process uses its folder.
@@ -112,7 +115,7 @@ def _started(executor: tasks.Executor | None, folder: str) -> Iterator[stages.En
 
 
 def _origin(name: str, source: Source) -> staleness.Origin:
-    """Returns the contents of a source; prints a line if it has no fingerprint."""
+    """Returns the fingerprint and files of a source. Prints a line if the fingerprint is empty."""
     with progress.doing(f"{name}: comparing its files"):
         origin = staleness.read_origin(source, source.open(name).fingerprint)
     if not origin.contents:
@@ -123,14 +126,14 @@ def _origin(name: str, source: Source) -> staleness.Origin:
 def _select_sources(
     data: DataConfig, names: Collection[str], mixtures: Mapping[str, task_mixtures.Parts]
 ) -> dict[str, Source]:
-    """Returns the sources with these names, with the tasks of each mixture that have a rate above 0."""
+    """Returns the sources with these names. A mixture is replaced by its tasks with a rate above 0."""
     parts = {name for mixture in names for name, part in mixtures.get(mixture, {}).items() if part.rate > 0}
     selected = parts | (set(names) - mixtures.keys())
     return {name: source for name, source in data.sources.items() if name in selected}
 
 
 def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: str, show_progress: bool) -> None:
-    """Writes the manifest of a mixture whose tasks are prepared, unless it is up to date."""
+    """Writes the manifest of a mixture, after its tasks are prepared. Does nothing if the manifest is up to date."""
     final, built = os.path.join(folder, name), os.path.join(local, name)
     if _is_prepared(final, manifest["identity"]):
         print(f"{name}: up to date at {final}")
@@ -144,7 +147,7 @@ def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: st
 def _prepare_similar_words(
     file: str, vocabulary: vocabularies.Vocabulary, folder: str, local: str, show_progress: bool
 ) -> None:
-    """Writes the table of a text file of similar words, unless it is up to date."""
+    """Tokenizes a text file of similar words and writes the table. Does nothing if the table is up to date."""
     name, vocabulary_id = similar_words.NAME, vocabularies.identity(vocabulary)
     final, built = os.path.join(folder, name), os.path.join(local, name)
     if storage.exists(file) and _is_prepared(final, similar_words.identity(file, vocabulary_id)):
@@ -179,16 +182,17 @@ def _vocabulary(
     origins: Mapping[str, staleness.Origin],
     show_progress: bool,
 ) -> vocabularies.Vocabulary:
-    """Returns the vocabulary, after training it if its files are missing and the settings ask for it.
+    """Returns the vocabulary. If its files are missing and the settings ask for training, trains it first.
 
     Raises:
-      UserError: it would be trained if its files were missing, but they were trained on other texts.
+      UserError: the settings ask for training, but the existing files were trained on other texts or with other
+        settings.
     """
     paths = vocabularies.files(settings.spec)
     contents = sorted({value for origin in origins.values() for value in origin.contents})
     if paths and all(map(storage.exists, paths)):
         print(f"using the vocabulary {', '.join(paths)}")
-        _check_training_texts(settings, paths, contents)
+        check_training(settings, contents)
     elif settings.train_size > 0:
         print(f"training a vocabulary of {settings.train_size}: {', '.join(paths)}")
         texts: Iterable[str] = _training_texts(data, sources, show_progress)
@@ -198,26 +202,41 @@ def _vocabulary(
                 raise build.no_rows(sources)
         with progress.doing("training the vocabulary"):
             training.train(texts, settings, show_progress)
-        described = {"train_size": settings.train_size, "sources": sorted(sources), "contents": contents}
+        described = {**training.resolve_settings(settings), "sources": sorted(sources), "contents": contents}
         storage.write(paths[0] + _TRAINED_ON, json.dumps(described, indent=2).encode("utf-8"))
     return vocabularies.load_plain(settings)
 
 
-def _check_training_texts(settings: VocabularyConfig, paths: Sequence[str], contents: Sequence[str]) -> None:
-    """Rejects a trained vocabulary if none of its training files is a file of the sources.
+def check_training(settings: VocabularyConfig, contents: Sequence[str] = ()) -> None:
+    """Rejects an existing vocabulary that was trained with other settings, or on none of the files of the sources.
 
     Files without a record of their training, such as those of a published model, are accepted.
+
+    Args:
+      contents: digests of the files of the sources; empty if these are not compared.
+
+    Raises:
+      UserError: the vocabulary is rejected.
     """
-    record = paths[0] + _TRAINED_ON
-    if not (settings.train_size and contents and storage.exists(record)):
+    paths = vocabularies.files(settings.spec) if settings.train_size else []
+    if not paths or not all(map(storage.exists, [*paths, paths[0] + _TRAINED_ON])):
         return
-    described = json.loads(storage.read(record))
-    if set(contents).isdisjoint(described["contents"]):
-        raise UserError(
-            f"{', '.join(paths)} was trained on sources {', '.join(described['sources'])}, and on none of the files of "
-            "this config: to train a new vocabulary, set config.vocabulary.spec to a new path; to use this one, set "
-            "config.vocabulary.train_size to 0"
-        )
+    described = json.loads(storage.read(paths[0] + _TRAINED_ON))
+    changed = [
+        f"{name} was {described[name]!r} and is {value!r}"
+        for name, value in training.resolve_settings(settings).items()
+        if described.get(name, value) != value
+    ]
+    if changed:
+        reason = f"with other settings ({', '.join(changed)})"
+    elif contents and set(contents).isdisjoint(described["contents"]):
+        reason = f"on sources {', '.join(described['sources'])}, and on none of the files of this config"
+    else:
+        return
+    raise UserError(
+        f"{', '.join(paths)} was trained {reason}: to train a new vocabulary, set config.vocabulary.spec to a new "
+        "path; to use this one, set config.vocabulary.train_size to 0"
+    )
 
 
 def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progress: bool) -> Iterator[str]:
@@ -237,7 +256,7 @@ def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progre
 
 
 def sample(texts: Iterable[str], num_bytes: int) -> list[str]:
-    """Returns up to `num_bytes` of texts with the smallest hashes, a random sample that is always the same."""
+    """Returns the texts with the smallest hashes, up to `num_bytes` in total: a reproducible random sample."""
     heap: list[tuple[int, str]] = []
     size = 0
     for number, text in enumerate(texts):

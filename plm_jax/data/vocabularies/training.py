@@ -1,7 +1,7 @@
 """Training of vocabularies: SentencePiece, WordPiece, byte-level BPE, tiktoken and words.
 
 Special tokens have the ids of the config. The same texts always give the same files. A vocabulary has exactly
-`train_size` tokens; one of words may have fewer.
+`train_size` tokens; only a vocabulary of words may have fewer tokens.
 """
 
 import base64
@@ -29,8 +29,8 @@ _END_OF_TEXT = "<|endoftext|>"
 _CHARACTER_COVERAGE = 0.9999
 # Smallest number of occurrences of a merged pair.
 _MIN_COUNT = 2
-# Scores of unigrams are multiples of 1 / this. Their sums are then exact in float32, which SentencePiece uses, up to
-# 16,384, a long page. Other implementations then choose the same one of two equally good splits.
+# Scores of unigrams are multiples of 1 / this. Sums up to 16,384, as for a long page, are then exact in float32, which
+# SentencePiece uses. Other implementations then choose the same one of two equally good splits.
 _SCORE_GRID = 2**10
 # First character of a private use area of Unicode.
 _PRIVATE = 0xF0000
@@ -41,57 +41,67 @@ class TrainingTask(NamedTuple):
 
     Attributes:
       texts: texts to train on.
-      specials: settings of the vocabulary.
+      settings: settings of the vocabulary.
       kind: `train_kind`, or the default of the scheme.
       show_progress: whether to show a progress bar.
     """
 
     texts: Iterable[str]
-    specials: VocabularyConfig
+    settings: VocabularyConfig
     kind: str
     show_progress: bool
 
 
-def train(texts: Iterable[str], specials: VocabularyConfig, show_progress: bool = False) -> None:
-    """Trains the vocabulary that `specials.spec` names, with `train_size` tokens and of `train_kind`.
+def resolve_settings(settings: VocabularyConfig) -> dict[str, Any]:
+    """Returns a dict of the fields that decide the training of a vocabulary.
+
+    If `train_kind` is empty, the dict has the default of the scheme.
+    """
+    _, kinds = _TRAINERS[settings.spec.partition(":")[0]]
+    fields = {name: getattr(settings, name) for name in ("train_size", "train_kind", "lowercase")}
+    return fields | {"train_kind": settings.train_kind or kinds[0]}
+
+
+def train(texts: Iterable[str], settings: VocabularyConfig, show_progress: bool = False) -> None:
+    """Trains the vocabulary `settings.spec`, with `train_size` tokens and of the kind `train_kind`.
 
     Args:
-      texts: texts to train on; every scheme except words keeps them in memory.
+      texts: texts to train on. SentencePiece keeps all texts in memory; the other schemes keep only counts of words.
 
     Raises:
-      UserError: the scheme cannot be trained with these settings, a special token has no symbol in the scheme, or the
-        texts are too few for the size.
+      UserError: the scheme cannot be trained with these settings, a special token has no symbol in the scheme, or there
+        are too few texts for `train_size`.
     """
-    scheme, paths = specials.spec.partition(":")[0], loading.files(specials.spec)
+    scheme, paths = settings.spec.partition(":")[0], loading.files(settings.spec)
     if scheme not in _TRAINERS:
         raise UserError(
             f"{', '.join(paths)} is missing and {scheme} cannot be trained: put it there, or train one of "
             f"{', '.join(_TRAINERS)}"
         )
-    loading.check_lowercase(specials)
+    loading.check_lowercase(settings)
     trainer, kinds = _TRAINERS[scheme]
-    kind = specials.train_kind or kinds[0]
+    kind = settings.train_kind or kinds[0]
     if kind not in kinds:
         known = " or ".join(filter(None, kinds)) or "no kinds"
         raise UserError(f"config.vocabulary.train_kind is '{kind}', but {scheme} has {known}: change or remove it")
-    for path, content in zip(paths, trainer(TrainingTask(texts, specials, kind, show_progress)), strict=True):
+    for path, content in zip(paths, trainer(TrainingTask(texts, settings, kind, show_progress)), strict=True):
         storage.write(path, content)
 
 
 def _sentencepiece(task: TrainingTask) -> list[bytes]:
     """Trains a unigram or BPE model.
 
-    Text is not normalized, except that `lowercase` folds it, and unknown characters fall back to bytes, so decoding
-    restores the text. A single thread and no sampling make the result deterministic.
+    Text is not normalized, except that it is folded if `lowercase` is set. Unknown characters fall back to bytes, so
+    decoding restores the text. A single thread and no sampling make the result deterministic.
     """
-    if task.specials.unk is None:
+    if task.settings.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
-    special_ids = ((name, getattr(task.specials, name)) for name in SPECIALS)
+    special_ids = ((name, getattr(task.settings, name)) for name in SPECIALS)
     # Ids of at least `train_size` are above those of the file.
-    ids = {name: -1 if i is None or i >= task.specials.train_size else i for name, i in special_ids}
+    ids = {name: -1 if i is None or i >= task.settings.train_size else i for name, i in special_ids}
     # Control symbols, which text never becomes, get the lowest free ids in this order.
     symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if (i := ids[name]) >= 0)
-    parts = map(folding.fold, _sentences(task.texts)) if task.specials.lowercase else _sentences(task.texts)
+    parts = map(folding.fold, _sentences(task.texts)) if task.settings.lowercase else _sentences(task.texts)
     model = io.BytesIO()
     trainer: Any = sentencepiece.SentencePieceTrainer  # The library does not declare its methods.
     try:
@@ -99,7 +109,7 @@ def _sentencepiece(task: TrainingTask) -> list[bytes]:
             sentence_iterator=(" ".join(part.split()) for part in parts),
             model_writer=model,
             model_type=task.kind,
-            vocab_size=task.specials.train_size,
+            vocab_size=task.settings.train_size,
             character_coverage=_CHARACTER_COVERAGE,
             byte_fallback=True,
             normalization_rule_name="identity",
@@ -113,7 +123,7 @@ def _sentencepiece(task: TrainingTask) -> list[bytes]:
     except RuntimeError as error:
         reason = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
         raise UserError(
-            f"cannot train a SentencePiece vocabulary of {task.specials.train_size} tokens: {reason}"
+            f"cannot train a SentencePiece vocabulary of {task.settings.train_size} tokens: {reason}"
         ) from error
     return [_on_grid(model.getvalue()) if task.kind == "unigram" else model.getvalue()]
 
@@ -127,8 +137,8 @@ def _on_grid(data: bytes) -> bytes:
 
 
 def _words(task: TrainingTask) -> list[bytes]:
-    """Returns special tokens and then the most frequent words, at most `train_size` in total."""
-    symbols = {getattr(task.specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
+    """Returns a file with the special tokens and then the most frequent words, at most `train_size` lines."""
+    symbols = {getattr(task.settings, name): symbol for name, symbol in WORD_SYMBOLS.items()}
     if symbols.keys() != set(range(len(symbols))):
         raise UserError(
             "a vocabulary of words begins with bos, eos and unk: set these ids in config.vocabulary to 0, 1 and 2"
@@ -138,46 +148,46 @@ def _words(task: TrainingTask) -> list[bytes]:
         counts.pop(symbol, None)
     if not counts:
         raise UserError("the sources have no document for training: check their paths")
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, task.specials.train_size - len(symbols))]
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, task.settings.train_size - len(symbols))]
     return ["\n".join([*(symbols[i] for i in sorted(symbols)), *frequent, ""]).encode("utf-8", "replace")]
 
 
 def _byte_pairs(task: TrainingTask) -> list[bytes]:
-    """Trains GPT-2's byte-level BPE: bytes, then merged tokens, most frequent first."""
-    is_alone = task.specials.bos in (None, task.specials.eos)
-    table = _symbols_at(task.specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
+    """Trains GPT-2's byte-level BPE: bytes, then merged tokens, the most frequent first."""
+    is_alone = task.settings.bos in (None, task.settings.eos)
+    table = _symbols_at(task.settings, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
     characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
-    room = _room(task.specials, table, len(characters))
+    room = _room(task.settings, table, len(characters))
     tokens, merges = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
-    ids = {token: i for i, token in enumerate(_place_symbols(task.specials, table, tokens))}
+    ids = {token: i for i, token in enumerate(_place_symbols(task.settings, table, tokens))}
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
 
 
 def _tiktoken(task: TrainingTask) -> list[bytes]:
     """Trains LLaMA 3's byte-level BPE: a rank for each byte and each merged token."""
-    _symbols_at(task.specials, {})
+    _symbols_at(task.settings, {})
     characters = tokenizer_files.byte_characters()
     tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(), tokenizer_files.LLAMA3_SPLIT)
-    room = _room(task.specials, {}, len(characters))
+    room = _room(task.settings, {}, len(characters))
     tokens, _ = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
     byte = {character: i for i, character in enumerate(characters)}
-    encoded = (bytes(map(byte.__getitem__, token)) for token in _place_symbols(task.specials, {}, tokens))
+    encoded = (bytes(map(byte.__getitem__, token)) for token in _place_symbols(task.settings, {}, tokens))
     return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(encoded))]
 
 
 def _wordpiece(task: TrainingTask) -> list[bytes]:
-    """Trains BERT's word pieces: characters, then merged pieces, most frequent first.
+    """Trains BERT's word pieces: characters, then merged pieces, the most frequent first.
 
-    Characters that are too rare, or too many for the size, such as those of Chinese, become the unknown token. The
-    WordPiece trainer of the library numbers letters in the order of a hash table, so its files differ from run to run.
-    The BPE trainer is used instead, with each letter replaced by a private-use character: one where the letter begins a
-    word, and another one where it does not.
+    Rare characters become the unknown token, and so do characters for which the vocabulary has no room, as can happen
+    in Chinese. The WordPiece trainer of the library numbers letters in the order of a hash table, so its files differ
+    from run to run. The BPE trainer is used instead, with each letter replaced by a private-use character. A letter at
+    the beginning of a word and the same letter elsewhere are replaced by different characters.
     """
-    if task.specials.unk is None:
+    if task.settings.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")
-    table = _symbols_at(task.specials, WORDPIECE_SYMBOLS)
-    bert, room = tokenizer_files.bert({}, lowercase=task.kind == "uncased"), _room(task.specials, table, 1)
+    table = _symbols_at(task.settings, WORDPIECE_SYMBOLS)
+    bert, room = tokenizer_files.bert({}, lowercase=task.kind == "uncased"), _room(task.settings, table, 1)
     words = collections.Counter(
         word
         for sentence in _sentences(task.texts)
@@ -198,7 +208,7 @@ def _wordpiece(task: TrainingTask) -> list[bytes]:
     merged, _ = _merge(tokenizer, repeated, room, codes.values(), task.show_progress)
     parts = ([alphabet[ord(code) - _PRIVATE] for code in token] for token in merged)
     tokens = [first + "".join(letter.removeprefix("##") for letter in rest) for first, *rest in parts]
-    return ["\n".join([*_place_symbols(task.specials, table, tokens), ""]).encode("utf-8")]
+    return ["\n".join([*_place_symbols(task.settings, table, tokens), ""]).encode("utf-8")]
 
 
 def _letters(word: str) -> list[str]:
@@ -206,7 +216,7 @@ def _letters(word: str) -> list[str]:
 
 
 def _covering(counts: Mapping[str, int]) -> list[str]:
-    """Returns the most frequent letters that together cover _CHARACTER_COVERAGE of the counts."""
+    """Returns the most frequent letters whose counts together are at least _CHARACTER_COVERAGE of all counts."""
     by_count = sorted(counts, key=lambda letter: (-counts[letter], letter))
     before = itertools.accumulate((counts[letter] for letter in by_count), initial=0)
     enough = _CHARACTER_COVERAGE * sum(counts.values())
@@ -214,14 +224,21 @@ def _covering(counts: Mapping[str, int]) -> list[str]:
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the sentences of texts, which need less memory than long texts; no word spans two of them."""
+    """Yields the sentences of texts.
+
+    Training on sentences needs less memory than training on long texts. No word spans two sentences.
+    """
     return (sentence for text in texts for sentence in sentences.split(text) if sentence.strip())
 
 
 def _merge(
     tokenizer: tokenizers.Tokenizer, texts: Iterable[str], size: int, alphabet: Iterable[str], show_progress: bool
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Trains a BPE; returns at most `size` tokens, the sorted alphabet first, and the merges."""
+    """Trains a BPE.
+
+    Returns:
+      A pair: the tokens, at most `size`, with the sorted alphabet first; and the merges.
+    """
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, min_frequency=_MIN_COUNT, initial_alphabet=list(alphabet), show_progress=show_progress
     )
@@ -231,42 +248,45 @@ def _merge(
     return sorted(ids, key=ids.__getitem__), [tuple(pair) for pair in merges]
 
 
-def _symbols_at(specials: VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
-    """Returns the symbols of special ids below `train_size`; if several symbols have the same id, the first one."""
-    ids = {name: i for name in SPECIALS if (i := getattr(specials, name)) is not None and i < specials.train_size}
+def _symbols_at(settings: VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
+    """Returns a dict from special ids below `train_size` to symbols.
+
+    If several symbols have the same id, the dict has the first of them.
+    """
+    ids = {name: i for name in SPECIALS if (i := getattr(settings, name)) is not None and i < settings.train_size}
     table = {}
     for name, symbol in symbols.items():
         if name in ids:
             table.setdefault(ids[name], symbol)
     for name, i in ids.items():
         if i not in table:
-            scheme = specials.spec.partition(":")[0]
+            scheme = settings.spec.partition(":")[0]
             raise UserError(
                 f"a {scheme} vocabulary has no symbol for {name}: remove config.vocabulary.{name}, or set it to an id "
-                f"of at least {specials.train_size}"
+                f"of at least {settings.train_size}"
             )
     return table
 
 
-def _room(specials: VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
-    """Returns the number of tokens besides symbols, including letters."""
-    if (least := num_letters + len(table)) > specials.train_size:
+def _room(settings: VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
+    """Returns the number of tokens, letters included, that fit in the vocabulary next to the symbols in `table`."""
+    if (least := num_letters + len(table)) > settings.train_size:
         raise UserError(
-            f"config.vocabulary.train_size is {specials.train_size}, but the letters of the texts and the special "
+            f"config.vocabulary.train_size is {settings.train_size}, but the letters of the texts and the special "
             f"tokens alone are {least}: raise it"
         )
-    return specials.train_size - len(table)
+    return settings.train_size - len(table)
 
 
-def _place_symbols(specials: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
-    """Returns every token by id: symbols at their ids, and `tokens` in order at the remaining ids."""
-    if (total := len(tokens) + len(table)) < specials.train_size:
+def _place_symbols(settings: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
+    """Returns the list of all tokens: symbols at their ids, and `tokens` in order at the remaining ids."""
+    if (total := len(tokens) + len(table)) < settings.train_size:
         raise UserError(
-            f"config.vocabulary.train_size is {specials.train_size}, but the texts have no more than {total} tokens: "
+            f"config.vocabulary.train_size is {settings.train_size}, but the texts have no more than {total} tokens: "
             "lower it or add more text"
         )
     remaining = iter(tokens)
-    return [table[i] if i in table else next(remaining) for i in range(specials.train_size)]
+    return [table[i] if i in table else next(remaining) for i in range(settings.train_size)]
 
 
 # Trainers by scheme, which return the contents of the files, and their kinds, the default first.

@@ -24,7 +24,7 @@ _KEEP_LAST = flags.DEFINE_integer(
 _KEEP_EVERY = flags.DEFINE_integer(
     "keep_every",
     None,
-    "prune: also keep checkpoints at multiples of this number of steps; 0: keep only those of --keep_last "
+    "prune: also keep checkpoints at multiples of this number of steps; 0: keep only the newest ones "
     "(default: checkpoint.keep_every of the run)",
 )
 

@@ -3,7 +3,7 @@
     checkpoints/STEP            a checkpoint that `checkpoints.Checkpoints` saved, sealed by its manifest
     checkpoints/best            the best weights by `evaluation.select`
     checkpoints/STEP.damaged    a damaged checkpoint, which is neither used nor removed
-    checkpoints/best.damaged    the same for `best`
+    checkpoints/best.damaged    a damaged `best`
 
 On a disk, a checkpoint is written to a temporary folder, which is renamed once it is sealed; in a bucket, the manifest
 is written last. A process that reads a checkpoint on a local disk locks it, so that it is not removed.
@@ -21,6 +21,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from plm_jax import config
 from plm_jax.common import progress, sealing, storage
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.runs import run_directory
@@ -49,7 +50,7 @@ def absolute(path: str) -> epath.Path:
 
 
 def finished(directory: epath.Path) -> list[int]:
-    """Returns the sorted steps of the finished checkpoints in a folder; a bucket may also contain unfinished ones."""
+    """Returns the sorted steps of the finished checkpoints in a folder; ignores unfinished checkpoints in a bucket."""
     steps = storage.numbers(str(directory))
     if storage.is_remote(str(directory)):
         steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
@@ -57,10 +58,10 @@ def finished(directory: epath.Path) -> list[int]:
 
 
 def newest(path: str) -> epath.Path:
-    """Returns the folder of the newest checkpoint of a run directory, or the folder itself if it is a checkpoint.
+    """Returns the folder of a run directory's newest checkpoint; if `path` is itself a checkpoint, returns its folder.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no finished checkpoint.
     """
     checkpoint = absolute(path)
     if (checkpoint / "params").exists():
@@ -75,7 +76,7 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
     """Returns the `meta` of a checkpoint's folder without reading its other files.
 
     Raises:
-      UserError: there is none, it is damaged, or its format is unknown.
+      UserError: the `meta` is missing or damaged, or its format is unknown.
     """
     try:
         meta = dict(json.loads(storage.read(str(checkpoint.joinpath(*_META)))))
@@ -96,7 +97,7 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Sequence[str] = ()) -> dict[str, Any]:
-    """Compares the files of a checkpoint with its manifest, and returns its `meta`.
+    """Compares the files of a checkpoint with its manifest, and returns the checkpoint's `meta`.
 
     Each process of a job reads the files that it wrote. A checkpoint in a run directory must belong to that run.
 
@@ -124,7 +125,8 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
     """Compares some files of a checkpoint with its manifest, and returns the manifest.
 
     Args:
-      below, outside: prefixes of paths, as in `checked`.
+      below: prefixes of the paths to compare; by default, no files are compared.
+      outside: prefixes of paths to skip.
 
     Raises:
       UserError: a file has changed, or the manifest is damaged.
@@ -140,14 +142,20 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
 
 
 def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
-    """Returns the error for a damaged checkpoint, whose message names an alternative."""
+    """Returns the error for a damaged checkpoint; its message suggests another checkpoint, or a copy of this one."""
     intact = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
     instead = f"another checkpoint, such as {checkpoint.parent / str(intact[-1])}" if intact else "a copy of it"
     return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
 
 
 class IntactCheckpoint(NamedTuple):
-    """A checkpoint without damage, its `meta`, and, by step, the damage of each newer checkpoint."""
+    """A checkpoint without damage.
+
+    Attributes:
+      checkpoint: folder of the checkpoint.
+      meta: contents of its `meta`.
+      damaged: dict from the step of each newer checkpoint to the reason why that checkpoint cannot be used.
+    """
 
     checkpoint: epath.Path
     meta: dict[str, Any]
@@ -157,13 +165,13 @@ class IntactCheckpoint(NamedTuple):
 def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoint | None:
     """Returns the newest checkpoint without damage, or None if there is no checkpoint.
 
-    All processes of a job call it, and get the same result.
+    All processes of a job must call this function; all get the same result.
 
     Args:
       refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: every checkpoint is damaged.
+      UserError: every checkpoint is damaged, or the newest one is damaged and `refuse_damaged` is set.
     """
     steps, damaged_steps = finished(directory), {}
     for step in reversed(steps):
@@ -179,9 +187,9 @@ def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoi
 
 
 def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | tuple[None, sealing.DamagedError]:
-    """Returns the `meta` of a checkpoint, or the reason why it is damaged.
+    """Returns `(meta, None)` for an intact checkpoint and `(None, error)` for a damaged one.
 
-    All processes of a job call it. They agree on whether the checkpoint is damaged.
+    All processes of a job must call this function; they agree on whether the checkpoint is damaged.
 
     Raises:
       UserError: the format is unknown.
@@ -198,10 +206,11 @@ def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | 
 
 
 def find_best(directory: epath.Path) -> epath.Path | None:
-    """Returns the folder of the best weights, or None; all processes of a job call it, with the same result.
+    """Returns the folder of the best weights, or None if there are none.
 
-    After a save that was interrupted between its two renames, this is the folder of the previous weights, which `clear`
-    renames back.
+    All processes of a job must call this function; all get the same result. If a save of new best weights was
+    interrupted, the previous best weights may have a temporary name. Their folder is then returned, and the next call
+    of `clear` restores its name.
     """
     names = [name for name in (BEST, BEST + REMOVED) if (directory / name).exists()]
     name = broadcast(names[:1])
@@ -209,14 +218,14 @@ def find_best(directory: epath.Path) -> epath.Path | None:
 
 
 def anywhere(here: bool) -> bool:
-    """Whether a condition holds in one of the processes of the job."""
+    """Whether a condition holds in at least one process of the job."""
     if jax.process_count() == 1:
         return here
     return bool(np.any(multihost_utils.process_allgather(np.array(here))))
 
 
 def broadcast(value: Any) -> Any:
-    """Broadcasts the value of the job's first process to every process; it must be serializable as JSON."""
+    """Returns, in every process, the `value` of the job's first process, which must be serializable as JSON."""
     if jax.process_count() == 1:
         return value
     data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
@@ -226,7 +235,10 @@ def broadcast(value: Any) -> Any:
 
 
 def share() -> sealing.Share:
-    """Returns the files of a checkpoint that this process wrote and hashes; Orbax puts its number into their paths."""
+    """Returns this process's share of the files to hash.
+
+    A file with `process_N` in its path belongs to process N, which wrote it; every other file belongs to process 0.
+    """
 
     def owner(path: str) -> int:
         match = re.search(r"process_(\d+)(?:/|$)", path)
@@ -236,9 +248,21 @@ def share() -> sealing.Share:
 
 
 def retained(steps: Sequence[int], keep_last: int, keep_every: int, base: int = 0) -> set[int]:
-    """Returns the steps of the checkpoints to keep; the newest multiple of `base` is one of them."""
+    """Returns the steps of the checkpoints to keep.
+
+    Args:
+      steps: sorted steps of the finished checkpoints.
+      keep_last: number of newest checkpoints to keep.
+      keep_every: checkpoints at multiples of this number of steps are also kept; 0: no such checkpoints.
+      base: the newest checkpoint at a multiple of this number of steps is also kept; 0: no such checkpoint.
+    """
     of_base = [step for step in steps if base and step % base == 0]
     return {*steps[-keep_last:], *of_base[-1:], *(step for step in steps if keep_every and step % keep_every == 0)}
+
+
+def rollback_base(run: config.Run) -> int:
+    """Returns the argument `base` for `retained`: `checkpoint.save_every` if spikes roll the run back, otherwise 0."""
+    return run.checkpoint.save_every if run.train.incidents.spikes == "roll_back" else 0
 
 
 def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
@@ -248,7 +272,8 @@ def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
       The steps of the removed checkpoints.
 
     Raises:
-      UserError, OSError: a checkpoint could not be removed; all others were.
+      UserError, OSError: a checkpoint could not be removed; all other checkpoints are removed before this error is
+        raised.
     """
     removed, failure = [], None
     for step in finished(directory):
@@ -263,7 +288,7 @@ def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
 
 
 def _remove(checkpoint: epath.Path) -> bool:
-    """Removes a checkpoint unless a process reads it; returns whether it did."""
+    """Removes a checkpoint unless a process is reading it; returns whether the checkpoint was removed."""
     if storage.is_remote(str(checkpoint)):
         storage.remove(str(checkpoint / sealing.MANIFEST))  # Without its manifest it is unfinished.
         storage.remove(str(checkpoint))
@@ -281,11 +306,13 @@ def _remove(checkpoint: epath.Path) -> bool:
 
 
 def lock(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
-    """Locks a checkpoint of this machine, so that it is not removed until the lock is closed or deleted.
+    """Locks a checkpoint, so that runs on this machine do not remove it until the lock is closed or deleted.
+
+    A checkpoint in a bucket is not locked.
 
     Raises:
-      FileNotFoundError: it does not exist, or has been removed.
-      UserError: it is damaged.
+      FileNotFoundError: the checkpoint does not exist, or has been removed.
+      UserError: the checkpoint is damaged.
     """
     if storage.is_remote(str(checkpoint)):
         return contextlib.nullcontext()
@@ -312,7 +339,10 @@ def set_aside(checkpoint: epath.Path) -> epath.Path:
 
 
 def replace(sealed: epath.Path, final: epath.Path) -> None:
-    """Renames a sealed checkpoint to its final path and removes the previous one; `clear` completes this later."""
+    """Renames a sealed checkpoint to its final path, and removes the previous checkpoint at that path.
+
+    If the replacement is interrupted, the next call of `clear` cleans up.
+    """
     replaced = final.parent / (final.name + REMOVED)
     storage.remove(str(replaced))
     if final.exists():
@@ -322,7 +352,7 @@ def replace(sealed: epath.Path, final: epath.Path) -> None:
 
 
 def clear(directory: epath.Path) -> None:
-    """Removes the remains of interrupted saves."""
+    """Removes the remains of interrupted saves; restores the previous `best` if no new one has taken its place."""
     best, replaced = directory / BEST, directory / (BEST + REMOVED)
     if replaced.exists() and not best.exists():
         storage.rename(str(replaced), str(best))

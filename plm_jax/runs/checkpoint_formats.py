@@ -8,8 +8,8 @@ A converted directory holds a model from any source:
     huggingface/       for a model from Hugging Face: files that conversions copy unchanged
     manifest.json      hash of every file, written last (`common.sealing`)
 
-The weights are in safetensors instead of Orbax because other frameworks read it, and because single tensors can be read
-and written with seeks, also in a bucket.
+The weights are stored as safetensors files and not by Orbax, because other frameworks read safetensors, and because
+single tensors can be read and written with seeks, also in a bucket.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ from plm_jax.hub import (
     vocabulary_files,
 )
 from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models.heads import NoHead
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoints, model_text
 
@@ -57,15 +58,15 @@ FIELDS = {
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False) -> Iterator[Pretrained]:
-    """Context manager that yields the model at a path, whose format is recognized by its files.
+    """Context manager that yields the model at a path; the files there determine the format.
 
-    The parameters can be read until it exits.
+    The parameters can be read until the context exits.
 
     Args:
-      path: directory, repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded, or the paths
-        of an ELMo's options and weights.
-      average: whether to read the moving average of the parameters instead of the parameters. The yielded model then
-        has no run directory, so its metrics are not added to those of the run.
+      path: a directory; or a repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded; or,
+        for an ELMo, a pair with the paths of the options and the weights.
+      average: whether to read the moving average of the parameters instead of the parameters. With the average, the
+        yielded model has no run directory, so that its metrics are not added to the metrics of the run.
 
     Raises:
       UserError: the path does not exist or contains no model, a file is missing or damaged, or there is no average.
@@ -78,7 +79,7 @@ def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False
 def _open(
     path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = (), average: bool = False
 ) -> Iterator[Pretrained]:
-    """Context manager like `opened` that does not hash files of a converted directory with one of these prefixes."""
+    """Context manager like `opened`; in a converted directory, skips hashes of paths with a prefix in `unverified`."""
     if average and (isinstance(path, tuple) or not _locate(path)[1]):
         raise UserError(f"{path} is not a run or a checkpoint, and has no average of the weights: leave out --average")
     if isinstance(path, tuple):
@@ -89,7 +90,7 @@ def _open(
         yield _open_run(folder, workdir, average)
     elif not (described := _read_config(folder)):
         if not (pair := elmo.find(folder)):
-            raise UserError(f"{path} has no {CONFIG}: {_EXPECTED}")
+            raise UserError(f"{path} has no {CONFIG}: {_hint(os.fspath(path), folder)}")
         yield elmo.read(*pair)
     elif "format" in described or sealing.is_sealed(folder):
         _verify(folder, (*unverified, *_ADDED_BY_HUB), accepts_links=storage.is_repository(os.fspath(path)))
@@ -103,6 +104,14 @@ def _open(
             yield pretrained
 
 
+def _hint(path: str, folder: str) -> str:
+    """Returns the advice in the error message for a folder without a model, such as to pass a run inside the folder."""
+    inner = [name for name in storage.names(folder) if storage.exists(os.path.join(folder, name, CONFIG))]
+    if not inner or storage.is_repository(path):
+        return _EXPECTED
+    return f"pass a directory in it that has one, such as {os.path.join(path, inner[0])}"
+
+
 def described(path: str) -> Pretrained:
     """Returns the model at a path without its weights; raises the errors of `opened`."""
     folder, workdir = _locate(path)
@@ -114,7 +123,10 @@ def described(path: str) -> Pretrained:
 
 
 def _locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Returns the absolute path of a folder, and its run directory if it is a run or a checkpoint, otherwise None."""
+    """Returns a pair: the absolute path of a folder, and the run directory that the folder belongs to.
+
+    The run directory is None if the folder is neither a run nor a checkpoint. A repository is downloaded first.
+    """
     path = os.fspath(path)
     folder = repositories.download(path) if storage.is_repository(path) else storage.absolute(path).rstrip("/")
     if not storage.exists(folder):
@@ -129,7 +141,7 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
     """Writes a model and its vocabulary in one of FORMATS.
 
     Args:
-      pooling: `pooling` and `normalize` of `hub.sentence_transformers.write`; other formats ignore them.
+      pooling: arguments `pooling` and `normalize` of `hub.sentence_transformers.write`; other formats ignore them.
 
     Raises:
       UserError: the format is unknown or does not support the model, or a Hugging Face tokenizer cannot reproduce the
@@ -152,7 +164,7 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
 
 
 def format_for_others(pretrained: Pretrained) -> str:
-    """Returns the format in which other libraries can read a model; "plm_jax" if there is none."""
+    """Returns a format in which other libraries can read a model, or "plm_jax" if no such format supports the model."""
     if pretrained.model.architecture == "elmo":
         return "plm_jax" if getattr(pretrained.model, "heads", ()) else "bilm"  # bilm has no heads of tasks.
     try:
@@ -165,7 +177,7 @@ def format_for_others(pretrained: Pretrained) -> str:
 
 @contextlib.contextmanager
 def converting(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> Iterator[Pretrained]:
-    """Context manager like `convert` that yields the model; if its body fails, the folder is removed."""
+    """Context manager that converts like `convert` and yields the model; if its body fails, `target` is removed."""
     storage.check_new_folder(target)
     with opened(path, average) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format, **pooling)
@@ -179,31 +191,42 @@ def converting(path: str, target: str, format: str, average: bool = False, **poo
 
 
 def convert(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> str:
-    """Converts the model at a path, one tensor at a time, and returns a summary of it.
+    """Converts the model at a path, one tensor at a time, and returns a summary of the model.
 
     Args:
       target: new folder.
       format: one of FORMATS.
       average: whether to convert the moving average of the parameters instead of the parameters.
-      pooling: arguments of `save`.
+      pooling: arguments that `save` passes on to sentence-transformers.
 
     Raises:
       UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.
     """
     with converting(path, target, format, average, **pooling) as pretrained:
-        return f"{storage.absolute(target)}: {summary(pretrained)}"
+        return f"{storage.absolute(target)}: {summary(pretrained, format)}"
 
 
-def summary(pretrained: Pretrained) -> str:
-    """Returns a model's kind, number of parameters, dtype and heads."""
-    model, leaves = pretrained.model, jax.tree.leaves(pretrained.params)
+def summary(pretrained: Pretrained, format: str) -> str:
+    """Returns a line about a model that is stored in `format`: kind, number of parameters, dtype and heads."""
+    written = _written(pretrained, format)
+    model, leaves = written.model, jax.tree.leaves(written.params)
     count, dtype = sum(math.prod(leaf.shape) for leaf in leaves), files.common_type(leaves)
-    heads = [f"{name}: {getattr(model, name).kind}" for name in ("head", "pooler") if hasattr(model, name)]
+    kinds = {name: [getattr(model, name).kind] for name in ("head", "pooler") if hasattr(model, name)}
+    if tasks := [head.kind for _, head in model.heads]:
+        kinds["head"] = [kind for kind in kinds.get("head", ()) if kind != NoHead.kind] + tasks
+    heads = [f"{name}: {' and '.join(each)}" for name, each in kinds.items()]
     return ", ".join([model.kind, f"{count:,} parameters, {dtype}", *heads])
 
 
+def _written(pretrained: Pretrained, format: str) -> Pretrained:
+    """Returns the part of a model that is stored in a format."""
+    if format == "sentence-transformers":
+        return sentence_transformers.without_heads(pretrained)
+    return huggingface.published(pretrained) if format == "huggingface" else pretrained
+
+
 def _read_config(folder: str) -> dict[str, Any]:
-    """Returns the contents of a folder's `config.json`, or {} if there is none."""
+    """Returns the contents of a folder's `config.json`, or {} if the file does not exist."""
     path = os.path.join(folder, CONFIG)
     return files.read_json(path) if storage.exists(path) else {}
 
@@ -226,9 +249,9 @@ def of_run(
     """Returns the model of a run as a `Pretrained`.
 
     Args:
-      params: its parameters; {} if they are not needed.
+      params: parameters of the model; {} if they are not needed.
       workdir: run directory.
-      meta: `meta` of the checkpoint; None before the run has one.
+      meta: `meta` of the checkpoint; None if the run has no checkpoint yet.
     """
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
@@ -251,7 +274,7 @@ def of_run(
 
 
 def _initial_ids(run: config.Run) -> dict[str, Any]:
-    """Returns the special ids that a decoder reads before each text."""
+    """Returns the entries of `Pretrained.special_ids` for the tokens that a decoder reads before each text."""
     begin = run.data.layout.begin
     if begin == ("bos",):
         return {"begins_with_bos": True}
@@ -259,7 +282,10 @@ def _initial_ids(run: config.Run) -> dict[str, Any]:
 
 
 def _frame_ids(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the special ids around texts and between documents, for directories that are saved without the run."""
+    """Returns the entries of `Pretrained.special_ids` for the tokens around texts and between documents.
+
+    They are needed if the model is saved in a directory that does not contain the run.
+    """
     before, after = model_text.frame(run.model, ids, run)
     frame: dict[str, Any] = {"ends_with": after} | (
         {} if before == model_text.begins_with(ids) else {"begins_with": before}
@@ -279,7 +305,7 @@ def _frame_ids(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_folder(spec: str, folder: str) -> str:
-    """Returns a vocabulary's spec with its files in another folder."""
+    """Returns a vocabulary's spec with the folder of its files replaced by `folder`."""
     scheme, colon, paths = spec.partition(":")
     return scheme + colon + ",".join(os.path.join(folder, os.path.basename(path)) for path in paths.split(",") if path)
 
@@ -318,7 +344,7 @@ def _verify(folder: str, unverified: Sequence[str], accepts_links: bool) -> None
 
 
 def _report_changed_code(folder: str, modules: users.Record | None, settings: Any) -> None:
-    """Reports users' modules whose code has changed since a model was saved."""
+    """Prints a line for each of the user's modules whose code has changed since a model was saved."""
     for name, (was, now) in users.changed(modules or {}, settings).items():
         line = f"the code in {name} has changed since {folder} was written (it was {was} and is {now})"
         print(line, file=sys.stderr, flush=True)
@@ -357,7 +383,7 @@ def _read_converted(folder: str, described: Mapping[str, Any], tensors: Mapping[
 
 
 def _with_fitting_shapes(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns tensors or other arrays after a check that they are the parameters of a model."""
+    """Returns `tensors` unchanged after checking that their names, shapes and dtypes fit the model."""
     shapes = tensor_layout.shapes_of(model)
     files.refuse_misfits(
         f"the weights in {folder} do not fit its {CONFIG}",
@@ -375,7 +401,7 @@ def _with_fitting_shapes(folder: str, model: Any, tensors: Mapping[str, Any]) ->
 
 
 def _dtype_name(array: Any) -> str:
-    """Returns the name of an array's type in safetensors files."""
+    """Returns the name that safetensors files use for the dtype of an array."""
     if isinstance(array, files.StoredTensor):
         return array.code
     return next((code for code, dtype in files.FLOATS.items() if dtype == array.dtype), str(array.dtype))

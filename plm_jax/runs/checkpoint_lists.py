@@ -16,11 +16,11 @@ class CheckpointEntry(NamedTuple):
     """A checkpoint.
 
     Attributes:
-      sealed: time when it was sealed, in seconds since 1970; None if unknown.
+      sealed: time when the checkpoint was sealed, in seconds since 1970; None if unknown.
       size: number of bytes.
       files: number of files.
-      selected: metric and value of the best weights, empty for other checkpoints.
-      damage: reason why it cannot be used; None if no damage was found.
+      selected: metric that selected the best weights, and its value; empty for other checkpoints.
+      damage: reason why the checkpoint cannot be used; None if no damage was found.
     """
 
     name: str
@@ -33,7 +33,11 @@ class CheckpointEntry(NamedTuple):
 
 
 def entries(path: str, verify: bool) -> list[CheckpointEntry]:
-    """Returns the checkpoints of a run directory, or the one at a path; `verify` compares their files with manifests.
+    """Returns the checkpoints of a run directory, or the single checkpoint at a path.
+
+    Args:
+      path: a run directory or a checkpoint.
+      verify: whether all files of each checkpoint are compared with its manifest.
 
     Raises:
       UserError: there are no checkpoints.
@@ -69,7 +73,7 @@ def _entry(checkpoint: epath.Path, verify: bool) -> CheckpointEntry:
 
 
 def listed(checkpoints: Sequence[CheckpointEntry]) -> str:
-    """Returns a line for each checkpoint: step, size, time of sealing, and the value of the best weights."""
+    """Returns one line per checkpoint: its damage, or its step, size, time of sealing and, for `best`, its metric."""
     lines = []
     for entry in checkpoints:
         cells = [f"{entry.name:>10}"]
@@ -81,14 +85,18 @@ def listed(checkpoints: Sequence[CheckpointEntry]) -> str:
 
 
 def verified(checkpoints: Sequence[CheckpointEntry]) -> str:
-    """Returns a line for each checkpoint that reports whether it is complete and undamaged."""
+    """Returns one line per checkpoint, which reports whether the checkpoint is complete and undamaged."""
     intact = (f"intact: {entry.files:,} files match the checksums in their manifest" for entry in checkpoints)
     lines = (f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(checkpoints, intact, strict=True))
     return "\n".join(lines)
 
 
 def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
-    """Removes the checkpoints that are not retained, and returns a line that lists them.
+    """Removes the checkpoints that are not retained, and returns a line that lists the removed and the kept ones.
+
+    Args:
+      keep_last: number of newest checkpoints to keep; None: the setting of the run.
+      keep_every: checkpoints at multiples of this number of steps are also kept; None: the setting of the run.
 
     Raises:
       UserError: there are no checkpoints, the newest one is damaged, or a flag is out of range.
@@ -99,11 +107,11 @@ def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
         raise UserError(f"{workdir} has no finished checkpoint: pass a run directory")
     newest = directory / str(steps[-1])
     meta = folders.checked(newest)
-    settings = config.from_saved(meta["config"], meta.get("modules")).checkpoint
-    keep_last = settings.keep_last if keep_last is None else keep_last
-    keep_every = settings.keep_every if keep_every is None else keep_every
+    run = config.from_saved(meta["config"], meta.get("modules"))
+    keep_last = run.checkpoint.keep_last if keep_last is None else keep_last
+    keep_every = run.checkpoint.keep_every if keep_every is None else keep_every
     if keep_last < 1 or keep_every < 0:
         raise UserError(f"--keep_last={keep_last} --keep_every={keep_every}: must be at least 1 and at least 0")
-    removed = folders.prune(directory, folders.retained(steps, keep_last, keep_every))
+    removed = folders.prune(directory, folders.retained(steps, keep_last, keep_every, folders.rollback_base(run)))
     left = [step for step in steps if step not in removed]
     return f"removed {', '.join(map(str, removed)) or 'none'}; kept {', '.join(map(str, left))}"

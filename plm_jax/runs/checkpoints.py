@@ -1,8 +1,8 @@
-"""Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh, and sealed.
+"""Checkpoints of a run: Orbax writes them asynchronously, a manifest seals them, and any mesh can restore them.
 
 A checkpoint contains:
 
-    params     the parameters, so that a reader of weights need not know the optimizer
+    params     the parameters, separate from the optimizer so that weights can be read without it
     average    the moving average of the parameters, if there is one
     training   the rest of the train state
     meta       format, step, config, identities of run, vocabulary and caches, all phases of the run, next example,
@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory; a context manager that waits at its end for the save under way.
+    """Checkpoints of one run directory; a context manager whose exit waits until the current save has finished.
 
     A failed save leaves the checkpoints as they were, and `failure` returns the reason.
     """
@@ -59,7 +59,7 @@ class Checkpoints:
         """Opens the checkpoints of a run.
 
         Args:
-          base: the newest multiple of this number is kept, too.
+          base: the newest checkpoint at a multiple of this number of steps is also kept; 0: no such checkpoint.
           run_id: identity of the run, which each checkpoint records.
         """
         self.directory = folders.of_run(workdir)
@@ -87,7 +87,7 @@ class Checkpoints:
         self._begin(str(step), step, meta, **_items(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
-        """Replaces the saved best weights and waits for the save; returns whether it succeeded."""
+        """Saves weights in place of the previous best weights, and waits; returns whether the save succeeded."""
         with progress.doing("writing the best checkpoint"):
             self.wait()
             before, self._failure = self._failure, None
@@ -98,18 +98,18 @@ class Checkpoints:
         return is_saved
 
     def wait(self) -> None:
-        """Waits for the save under way."""
+        """Waits until the current save has finished, if there is one."""
         if self._saving:
             self._saving.join()
             self._saving = None
 
     def failure(self) -> str | None:
-        """Returns the reason of a failure since the last call, in one line, or None."""
+        """Returns a line about a save that has failed since the last call, or None if no save has failed."""
         failure, self._failure = self._failure, None
         return failure
 
     def left(self) -> str | None:
-        """Returns the reason why an old checkpoint was not removed since the last call, in one line, or None."""
+        """Returns a line about an old checkpoint that could not be removed since the last call, or None."""
         reason, self._left = self._left, None
         return reason
 
@@ -133,7 +133,7 @@ class Checkpoints:
             self._saving.start()
 
     def _finish(self, path: epath.Path, name: str, step: int) -> None:
-        """Seals a checkpoint that Orbax has written, renames it and removes old ones; runs on a thread."""
+        """Waits for Orbax, seals and renames the checkpoint, and removes old checkpoints; runs on a thread."""
         with self._recording_failure(name):
             self._saver.wait_until_finished()
             about = {"format": folders.FORMAT, "checkpoint": name, "step": step, "sealed": time.time()}
@@ -142,10 +142,11 @@ class Checkpoints:
                 return
             if not self._is_remote:
                 folders.replace(path, self.directory / name)
-        self._prune()
+        if self._failure is None:
+            self._prune()
 
     def _prune(self) -> None:
-        """Removes old checkpoints; a failure does not affect the saved one."""
+        """Removes old checkpoints; if this fails, stores the reason for `left` and raises no error."""
         settings = self._settings
         try:
             steps = folders.finished(self.directory)
@@ -192,7 +193,11 @@ def _reporting_damage(checkpoint: epath.Path) -> Iterator[None]:
 
 
 class Saved(files.LazyArray):
-    """A parameter in a checkpoint. `read` returns all of it and caches recent ones: layers are read one by one."""
+    """A parameter in a checkpoint.
+
+    Indexing it calls `read`, which reads the whole parameter and caches the last few parameters, because callers read
+    one layer at a time.
+    """
 
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype, read: Callable):
         self._path, self.shape, self.dtype, self._read = path, tuple(shape), np.dtype(dtype), read
@@ -202,15 +207,15 @@ class Saved(files.LazyArray):
 
 
 def load_params(path: str, average: bool = False) -> Loaded:
-    """Opens the newest checkpoint of a run directory, or one checkpoint; reads parameters when they are used.
+    """Opens the newest checkpoint of a run directory, or a single checkpoint; each parameter is read when it is used.
 
-    A run of this machine does not remove the checkpoint as long as the parameters exist.
+    Runs on this machine do not remove the checkpoint as long as the parameters exist.
 
     Args:
-      average: whether to read the moving average of the parameters in their place.
+      average: whether to read the moving average of the parameters instead of the parameters.
 
     Raises:
-      UserError: there is no checkpoint, it is damaged, or it has no average.
+      UserError: there is no checkpoint, it is damaged, or `average` is set and it has no average.
     """
     checkpoint = folders.newest(path)
     try:

@@ -19,7 +19,7 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def read(workdir: str) -> dict[str, Any] | None:
-    """Returns the contents of a run directory's config.json with `config` checked, or None if there is no such file.
+    """Reads and checks a run directory's config.json; returns its contents, or None if there is no such file.
 
     Raises:
       UserError: the file is damaged.
@@ -45,12 +45,16 @@ def new_id() -> str:
 
 
 def read_id(workdir: str) -> str | None:
-    """Returns the identity of the run in a directory, or None if its config.json has none."""
+    """Returns the identity of the run in a directory, or None if config.json does not record one."""
     return _recorded(workdir, "run_id")
 
 
 def read_source(workdir: str, field: Sequence[str]) -> str | None:
-    """Returns a field of `train`, such as `init_from`, of the run in a directory, or None if config.json lacks it."""
+    """Returns a string in the `train` section of a run directory's config.json, or None if the field is missing.
+
+    Args:
+      field: path of the field as keys, such as `("init_from",)`.
+    """
     return _recorded(workdir, "config", "train", *field)
 
 
@@ -72,7 +76,7 @@ def write(
 
     Args:
       run_id: identity of the run, which each of its checkpoints records.
-      history: a `start` for each time that the run was started or resumed.
+      history: results of `start`, one for each time that the run was started or resumed.
     """
     described = {
         "run_id": run_id,
@@ -96,8 +100,19 @@ def has_checkpoint(workdir: str) -> bool:
     return bool(storage.numbers(os.path.join(workdir, "checkpoints")))
 
 
+def has_begun(workdir: str) -> bool:
+    """Whether a run directory, or the directory of one of its seeds, has the config.json of a run."""
+    seeds = (os.path.join(workdir, name) for name in storage.names(workdir) if name.startswith("seed-"))
+    return any(storage.exists(os.path.join(folder, "config.json")) for folder in (workdir, *seeds))
+
+
 def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Returns an entry of the history: step, command, time, changed fields with values, versions and devices."""
+    """Returns an entry of the history: step, command, time, changed fields with values, versions and devices.
+
+    Args:
+      step: number of finished steps.
+      changes: triples (field, old value, new value).
+    """
     return {
         "step": step,
         "command": sys.argv,

@@ -1,4 +1,4 @@
-"""Status of a run, read from its files. It does not import JAX, which takes seconds.
+"""Status of a run, read from its files. This module does not import JAX, which takes seconds.
 
 W/lock        process that trains in the directory (`workdir_lock`)
 W/heartbeat   heartbeats of each start (`heartbeat`)
@@ -53,7 +53,7 @@ class Status(NamedTuple):
     """Status of a run.
 
     Attributes:
-      fine: whether it is alive or finished.
+      fine: whether the run is alive or finished.
       lines: lines to print.
     """
 
@@ -89,11 +89,11 @@ def of_run(workdir: str) -> Status:
 
 
 class Standing(NamedTuple):
-    """State of a run.
+    """State of a run: its starts, and whether it is alive or finished.
 
     Attributes:
-      starts: records of its starts, in order.
-      holder: process that has locked its directory, alive or not, as returned by `leases.taken`.
+      starts: records of the starts of the run, in order.
+      holder: process that has locked the run directory, alive or not, as `leases.taken` returns it.
       alive: whether a process trains in the directory.
       finished: whether the run has ended because every step is finished.
     """
@@ -121,7 +121,7 @@ def standing(workdir: str) -> Standing:
 
 
 def read(workdir: str) -> list[Start]:
-    """Returns the records of the starts of a run, in order, without those that cannot be read."""
+    """Returns the records of the starts of a run, in order; skips records that cannot be read."""
 
     def read_start(number: int) -> Start | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
@@ -152,9 +152,9 @@ def account(starts: Sequence[Start]) -> dict[str, float]:
     """Splits the seconds from the first start to the last heartbeat by use.
 
     Returns:
-      Seconds of each of `goodput.PARTS`, where `steps` counts only steps that later starts kept; `lost`, the seconds of
-      steps after the one from which a later start resumed; `down`, the seconds between starts, unless the earlier one
-      finished the run.
+      A dict from use to seconds. `lost` is the time of training steps that a later start had to repeat, and `steps` is
+      the time of all other training steps. `down` is the time from the end of a start to the next start, unless the run
+      was finished. The remaining keys are the remaining parts in `goodput.PARTS`.
     """
     totals = dict.fromkeys((_STEPS, *_NAMES), 0.0)
     resumed_at = float("inf")
@@ -176,7 +176,10 @@ def account(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def _worked_until(start: Start, step: float) -> float:
-    """Returns the seconds of the steps of a start up to a step, interpolated between its saves."""
+    """Returns the seconds that a start spent on steps up to `step`, interpolated between its saves.
+
+    The result is infinite if the start did not reach `step`.
+    """
     if start["first_step"] is None or step > start["step"]:
         return float("inf")
     at, worked = start["first_step"], 0.0
@@ -194,7 +197,7 @@ def _lock(workdir: str) -> str:
 
 def _is_alive(workdir: str, holder: dict[str, Any]) -> bool:
     if abs(time.time() - holder.get("alive", 0.0)) < _FRESH:
-        # Nothing more is known of a process on another machine; the operating system knows those on this one.
+        # On another machine, only the heartbeat of a process is known; on this machine, also whether it exists.
         return leases.is_alive(_lock(workdir), wait=0.0) or not leases.is_here(holder)
     with progress.doing(f"waiting for a heartbeat of process {holder.get('pid')} on {holder.get('host')}"):
         return leases.is_alive(_lock(workdir), _WAIT)
@@ -296,10 +299,11 @@ def _goodput(starts: Sequence[Start], alive: bool) -> list[str]:
     whole = sum(totals.values()) or 1.0
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
     other_uses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
-    period = f"since the start at {since}" if alive else f"of this run, which started at {since}"
+    period = f"since the start at {since}" if alive else f"of this run, which started at {since},"
     number = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
+    share = f"{totals[_STEPS] / whole:.1%} of the {_span(whole)} {period}"
     return [
-        f"goodput     {totals[_STEPS] / whole:.1%}: share of training steps in the {_span(whole)} {period}; {number}",
+        f"goodput     {share} were spent on training steps; {number}",
         f"            {other_uses}",
     ]
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 
+import jax.numpy as jnp
 import pytest
 
 from plm_jax import config
@@ -11,16 +12,28 @@ from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoint_lists, checkpoints, history, loop
+from plm_jax.training.state import TrainState
 from tests.support import resume, runs
 from tests.support.verbs import assert_one_line
 
 
 @pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory):
-    """The directory of a run that kept the checkpoints of steps 2, 4 and 6."""
+def train(tiny, verb):
+    """`train(workdir, …)` trains or resumes a run that keeps the checkpoints of steps 2, 4 and 6."""
+
+    def train(workdir, *more):
+        keeps = ("--config.checkpoint.save_every=2", "--config.checkpoint.keep_last=3")
+        finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", *keeps, *more)
+        assert finished.status == 0, finished.err
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trained(train, tmp_path_factory):
+    """The directory of such a run."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
-    settings = {"save_every": 2, "keep_last": 3}
-    loop.pretrain(runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint=settings), str(workdir))
+    train(workdir)
     return workdir
 
 
@@ -67,7 +80,6 @@ def rename(directory):
 
 DAMAGES = {
     "a weight": (lambda directory: flip(values(directory / "6", "params")), "6", "is damaged"),
-    "a moment": (lambda directory: flip(values(directory / "6", "training")), "6", "is damaged"),
     "the manifest": (lambda directory: flip(directory / "6/manifest.json"), "6", "manifest.json is damaged"),
     "no manifest": (lambda directory: (directory / "6/manifest.json").unlink(), "6", "has no manifest.json"),
     "the meta": (lambda directory: flip(directory / "6/meta/metadata"), "6", ""),
@@ -78,7 +90,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_run_resumes_from_the_newest_intact_checkpoint_and_keeps_the_damaged_one(damage, trained, copied, tiny, verb):
+def test_run_resumes_from_the_newest_intact_checkpoint_and_keeps_the_damaged_one(
+    damage, trained, copied, tiny, train, verb
+):
     change, name, says = DAMAGES[damage]
     change(copied / "checkpoints")
     damaged = {path: path.read_bytes() for path in (copied / "checkpoints" / name).rglob("*") if path.is_file()}
@@ -87,7 +101,7 @@ def test_run_resumes_from_the_newest_intact_checkpoint_and_keeps_the_damaged_one
     with pytest.raises(UserError) as refused:
         loop.pretrain(_run(tiny), str(copied), refuse_damaged=True)
     assert str(copied / "checkpoints/6") in str(refused.value) and "\n" not in str(refused.value)
-    loop.pretrain(_run(tiny), str(copied))
+    train(copied)
     history = json.loads((copied / "config.json").read_text())["history"]
     assert history[-1]["step"] == {"parts of another": 2, "another step": 2}.get(damage, 4)
     assert resume.differences(copied, trained) == []
@@ -136,14 +150,14 @@ def test_sealed_checkpoints_of_other_versions_are_refused(version, meta, says, c
         folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False)
 
 
-def test_checkpoint_of_another_run_is_ignored(copied, trained, tiny, tmp_path, verb):
+def test_checkpoint_of_another_run_is_ignored(copied, trained, train, tmp_path, verb):
     """A checkpoint of the same config and step from another run, whose files are all as they were saved."""
-    loop.pretrain(_run(tiny), str(tmp_path / "other"))
+    train(tmp_path / "other")
     shutil.rmtree(copied / "checkpoints/6")
     shutil.copytree(tmp_path / "other/checkpoints/6", copied / "checkpoints/6")
     assert_one_line(verb("generate", f"--checkpoint={copied}", "--prompt=a"), "belongs to run", "checkpoints/4")
     assert verb("checkpoints", "verify", str(copied)).status == 2
-    loop.pretrain(_run(tiny), str(copied))
+    train(copied)
     assert json.loads((copied / "config.json").read_text())["history"][-1]["step"] == 4
     assert resume.differences(copied, trained) == [] and (copied / "checkpoints/6.damaged").exists()
     # Checkpoints that are moved without their config.json count as a separate run.
@@ -206,11 +220,10 @@ def test_invalid_meta_is_damage(fields, says, copied):
         assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
-def test_foreign_files_do_not_fail_a_save(tiny, tmp_path):
-    directory, once = tmp_path / "run/checkpoints", {"save_every": 2, "keep_last": 1, "max_failures": 1}
+def test_foreign_files_do_not_fail_a_save(train, tmp_path):
+    directory, once = tmp_path / "run/checkpoints", ("keep_last=1", "max_failures=1")
     for steps in (2, 6):
-        run = runs.make(tiny, train={"steps": steps, "log_every": 1}, checkpoint=once)
-        loop.pretrain(run, str(tmp_path / "run"))
+        train(tmp_path / "run", f"--config.train.steps={steps}", *(f"--config.checkpoint.{each}" for each in once))
         (directory / "0003").mkdir(exist_ok=True)
         (directory / "1").write_text("x")
     assert {path.name for path in directory.iterdir()} == {"0003", "1", "6"}
@@ -235,6 +248,34 @@ def test_prune_and_list(copied, verb):
     ):
         told = verb("checkpoints", *arguments)
         assert told.status == 2 and says in told.err, told.err
+
+
+def test_prune_keeps_the_checkpoint_that_a_spike_rolls_back_to(copied, verb):
+    newest = copied / "checkpoints/6"
+    saved = json.loads((newest / "meta/metadata").read_text())["config"]
+    saved["train"]["incidents"]["spikes"], saved["checkpoint"]["save_every"] = "roll_back", 4
+    change_meta(newest, config=saved)
+    reseal(newest)
+    pruned = verb("checkpoints", "prune", str(copied), "--keep_last=1")
+    assert pruned.out == "removed 2; kept 4, 6\n", pruned.err
+
+
+def test_failed_save_removes_no_checkpoint(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no space")
+
+    pruned = []
+    state = TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer={"x": jnp.ones(2)}, carry=())
+    monkeypatch.setattr(folders, "prune", lambda *_: pruned.append(_))
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves:
+        with monkeypatch.context() as full:
+            full.setattr(sealing, "seal", fail)
+            saves.save(1, state, {})
+            saves.wait()
+        assert "no space" in (saves.failure() or "") and not pruned
+        saves.save(2, state, {})
+        saves.wait()
+        assert saves.failure() is None and len(pruned) == 1
 
 
 def test_remains_of_interrupted_saves_are_removed(tmp_path):

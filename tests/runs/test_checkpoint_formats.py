@@ -19,13 +19,13 @@ from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.configs import demo
-from plm_jax.hub import families, files, huggingface, tensor_layout
+from plm_jax.hub import families, files, huggingface, tasks, tensor_layout
 from plm_jax.hub.family import Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, checkpoints, model_text
 from tests import golden
-from tests.support import bucket, exports, resume, runs
+from tests.support import bucket, exports, moods, resume, runs
 from tests.support import tiny as tiny_config
 
 
@@ -172,6 +172,23 @@ def test_evaluation_of_a_converted_directory_equals_that_of_the_run(tiny, traine
     assert of_ours.out == of_run.out and len(of_ours.out) > 9
 
 
+@pytest.mark.parametrize(
+    ("format", "heads"),
+    [
+        ("plm_jax", "head: classes, pooler: pooler"),
+        ("huggingface", "head: classes, pooler: pooler"),
+        ("sentence-transformers", "head: none, pooler: none"),
+    ],
+)
+def test_a_conversion_reports_what_is_written(format, heads, tmp_path):
+    base = replace(tiny_config.BERT, head=models.NoHead(), pooler=models.Pooler())
+    model = base.with_task(tasks.new("classes", base, ("a", "b"), families.registered()["bert"]))
+    checkpoint_formats.save(str(tmp_path / "source"), moods.pretrained(model), "plm_jax")
+    line = checkpoint_formats.convert(str(tmp_path / "source"), str(tmp_path / "written"), format)
+    count = plm_jax.load(tmp_path / "written").num_parameters
+    assert line == f"{tmp_path}/written: encoder, {count:,} parameters, float32, {heads}"
+
+
 @pytest.mark.parametrize("form", ["plm_jax", "huggingface"])
 def test_training_starts_from_converted_weights(form, converted, tiny, tmp_path):
     expected = runs.flat(plm_jax.load(converted).params)
@@ -210,6 +227,7 @@ DAMAGE = [
     ({"model": {"kind": []}}, ["config.json: model.kind is []", "choose from: ", "encoder_decoder"]),
     ({"run": {"schedule": {"kind": []}}}, ["config.model is missing: set it"]),
     ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: expected a token id"]),
+    ({"special_ids": {"begins_with": 2}}, ["config.json: begins_with is 2: expected a list of token ids"]),
     ({"special_ids": []}, ["its special_ids is missing or of another type"]),
 ]
 

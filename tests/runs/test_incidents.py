@@ -3,12 +3,16 @@
 import json
 import math
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 
+from plm_jax import config
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.runs import incidents
+from plm_jax.training import spikes
 from tests.support import planted, runs
 from tests.support.verbs import assert_one_line, contents
 
@@ -161,6 +165,16 @@ def test_too_many_incidents_end_the_run(train, tmp_path):
     assert_one_line(finished, "loss nan", "of step", "batch digest", "1 in a row", f"{tmp_path}/run/incidents")
     (path,) = (tmp_path / "run/incidents").iterdir()
     assert f"of step {path.stem} " in finished.err
+
+
+def test_run_ends_if_more_steps_in_a_row_are_skipped_than_the_maximum(tmp_path):
+    reader: Any = None  # Only reports read it.
+    counted = incidents.Incidents(config.IncidentsConfig(max_consecutive=2), str(tmp_path), reader, [], {})
+    lost = {"incident": spikes.LOST, "loss": math.nan, "grad_norm": 1.0, "digest": np.zeros(3, np.uint32)}
+    for step, metrics in enumerate([lost, lost, {"incident": spikes.NONE}, lost, lost], 1):
+        counted.record(step, metrics, None)
+    with pytest.raises(UserError, match=r"step 6 .*it is step 3 in a row without an update"):
+        counted.record(6, lost, None)
 
 
 def test_unwritable_incident_does_not_end_the_run(train, tmp_path):

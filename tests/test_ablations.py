@@ -51,6 +51,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
         batch = blank_batch(config.reader_config(run), run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
     tables = sweep.load_comparisons(path, set(by_name))
+    sweep.check_sources(path, tables, list(by_name.values()))
     read = {source for member in by_name.values() for source in config.read_sources(member.run)}
 
     metrics = [*tables["compared"].values(), *(baseline.metric for baseline in tables["baselines"])]

@@ -23,12 +23,15 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "directory for the runs and the 
 _SEEDS = flags.DEFINE_list("seeds", [], "seeds of each run, such as 0,1,2 (default: the seed of its config)")
 _LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm", "gke"], "where the runs are trained")
 _PARALLEL = flags.DEFINE_integer(
-    "parallel", None, "number of concurrent runs (default: 1 with local, all with gke; not for slurm)", lower_bound=1
+    "parallel",
+    None,
+    "number of concurrent runs (default: 1 with local, all with gke); not available with slurm",
+    lower_bound=1,
 )
 _RUN = flags.DEFINE_string(
     "run",
     None,
-    "train only the run DIR/RUN, in this process; if it starts from another run of the sweep, that must be finished",
+    "train only the run DIR/RUN, in this process; if it starts from another run, that run must be finished",
 )
 _MODULES = ModulesFlag()
 

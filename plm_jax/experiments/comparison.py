@@ -10,7 +10,9 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from plm_jax import config
 from plm_jax.common import metrics as declarations
+from plm_jax.common.errors import nearest
 from plm_jax.evaluation.baselines import trivial_value
 from plm_jax.experiments import significance
 from plm_jax.experiments.setups import SETUP_HEAD, Setup
@@ -27,9 +29,11 @@ AGREES = "significant, same direction as the paper"
 DISAGREES = "significant, opposite direction to the paper"
 BETTER, WORSE, NOT_SIGNIFICANT = "significantly better", "significantly worse", "not significant"
 NOT_RUN = "not run yet"
+NO_METRIC = "no verdict: the metric is missing"
 NO_DIRECTION = "no verdict: the metric declares no direction"
 OTHER_METRIC = "no verdict: the metric differs from the paper's"
 TRIVIAL_REFERENCE = "no verdict: the reference does not beat the trivial predictor"
+ONE_SEED = "no verdict: one seed"
 METHOD = (
     "Each 95 % interval applies to its row alone (no correction for multiple comparisons). Differences of shares are "
     "in percentage points. Verdicts: Welch's t-test over seeds of each row against the first row, with Holm's "
@@ -37,6 +41,8 @@ METHOD = (
 )
 # Config sections that determine the targets of a language model. Losses of runs that differ in one are not comparable.
 _TARGETS = ("objective", "data", "vocabulary")
+# Largest number of fields in a message.
+_MAX_FIELDS = 3
 
 
 class Baselines(NamedTuple):
@@ -45,8 +51,9 @@ class Baselines(NamedTuple):
     Attributes:
       run: name of the run.
       metric: SOURCE/METRIC.
-      columns: baselines by column name: the name of another run (its value of the same metric), another metric of this
-        run, a pair of another run and another metric, or a constant in the unit of the metric.
+      columns: dict from column name to baseline. A baseline is one of the following: the name of another run, for a
+        comparison by `metric`; the name of another metric of this run; a pair (run, metric); a constant in the unit of
+        `metric`.
     """
 
     run: str
@@ -59,11 +66,12 @@ class Published(NamedTuple):
 
     Attributes:
       run: name of the run.
-      figures: results by the paper's name of the metric, as printed (shares in percent). A missing one is shown as
-        "not available".
+      figures: dict from the paper's name of a metric to the result as printed, with shares in percent. A missing result
+        is shown as "not available".
       source: table and page of the results.
-      setups: the paper's setups by run: of this run, of the runs tuned from it, and of the run that it starts from.
-      averages: for each result that is a mean, by the paper's name, the names of the sources that it averages.
+      setups: dict from run to the paper's setup. It has entries for this run, for the runs that were tuned from it, and
+        for the run whose weights it starts from.
+      averages: dict from the paper's name of a metric to the names of the sources over which the result is a mean.
     """
 
     run: str
@@ -74,9 +82,10 @@ class Published(NamedTuple):
 
 
 class SubstituteMetric(NamedTuple):
-    """Metric of our runs that stands in for another metric or task of a paper, as in a demo.
+    """Metric of our runs that replaces a different metric or task of a paper, for example in a demo.
 
-    The paper's differences do not predict the differences in our metric, so a run gets no verdict.
+    The paper's differences do not predict the differences in our metric, so a run with a result in the paper gets no
+    verdict.
 
     Attributes:
       metric: our metric.
@@ -91,12 +100,13 @@ class PaperComparison(NamedTuple):
     Attributes:
       run: name of the run.
       paper: the paper's result in the unit of our metric; None if it is not available.
-      paper_difference: difference to the paper's result of the reference run.
+      paper_difference: the paper's result for the run minus its result for the reference run.
       values: our values, one per seed.
       difference: difference between the means of the run and the reference run, with its interval; None if either run
         has no values.
-      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_SIGNIFICANT, NOT_RUN, or the reason for having none; empty for the
-        reference, and if the metric is not the primary one.
+      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_SIGNIFICANT, NOT_RUN, or the reason why there is no verdict. Empty
+        for the reference run, and for every metric except the primary metric.
+      missing: reason why there are no values; empty if there are values.
     """
 
     run: str
@@ -105,27 +115,30 @@ class PaperComparison(NamedTuple):
     values: Sequence[float]
     difference: MeanDifference | None
     verdict: str
+    missing: str
 
 
 def baselines_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselines]) -> Lines:
     """Returns a table of runs and their baselines, with the gain over each baseline and its 95 % interval.
 
     Args:
-      results: as in `table`; cells without results are blank.
+      results: results in the format of `table`. A cell without a result contains the reason.
     """
     names = list(dict.fromkeys(name for row in baselines for name in row.columns))
     gain_column = f"gain {INTERVAL}"
     lines: Lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, gain_column)))]
     for row in baselines:
-        metric, sample = _declared(row.metric), _sample(_rows_of(results, row.run), row.metric)
-        samples = [_baseline(results, row, row.columns.get(name)) for name in names]
-        number_format = _readable(metric, sample.values, *(baseline.values for baseline in samples))
-        cells = [row.run, row.metric, figure(sample.values, number_format) if sample.values else NOT_RUN]
-        for name, baseline in zip(names, samples, strict=True):
+        metric, run_results = _declared(row.metric), _results_of(results, row.run)
+        sample = _sample(_metrics_of(run_results), row.metric)
+        baselines_of_run = [_baseline(results, row, row.columns.get(name)) for name in names]
+        number_format = _readable(metric, sample.values, *(baseline.values for baseline, _ in baselines_of_run))
+        value = figure(sample.values, number_format) if sample.values else _missing(run_results, row.metric)
+        cells = [row.run, row.metric, value]
+        for name, (baseline, missing) in zip(names, baselines_of_run, strict=True):
             is_constant = isinstance(row.columns.get(name), float | int)
             gain = _gain(sample, baseline, metric, is_constant) if sample.values and baseline.values else None
             cells += [
-                figure(baseline.values, number_format) if baseline.values else "",
+                figure(baseline.values, number_format) if baseline.values else missing,
                 "" if gain is None else signed(gain, number_format),
             ]
         lines.append(tuple(cells))
@@ -134,20 +147,24 @@ def baselines_table(results: Sequence[dict[str, Any]], baselines: Sequence[Basel
 
 def _baseline(
     results: Sequence[dict[str, Any]], row: Baselines, column: str | tuple[str, str] | float | None
-) -> Sample:
-    """Returns the results of a baseline; a sample without values if there are none."""
-    if isinstance(column, tuple):
-        return _sample(_rows_of(results, column[0]), column[1])
+) -> tuple[Sample, str]:
+    """Returns a pair: the results of a baseline, and the reason why there are none.
+
+    The reason is empty if there are results, or if the run has no baseline in this column.
+    """
     if isinstance(column, str):
-        same_metric = _sample(_rows_of(results, column), row.metric)
-        return same_metric if same_metric.values else _sample(_rows_of(results, row.run), column)
-    return Sample([] if column is None else [column])
+        column = (row.run, column) if "/" in column else (column, row.metric)
+    if isinstance(column, tuple):
+        baseline_results = _results_of(results, column[0])
+        sample = _sample(_metrics_of(baseline_results), column[1])
+        return sample, "" if sample.values else _missing(baseline_results, column[1])
+    return Sample([] if column is None else [column]), ""
 
 
 def _gain(
     sample: Sample, baseline_sample: Sample, metric: declarations.Metric | None, is_constant: bool
 ) -> MeanDifference:
-    """Returns the gain over another sample or over a constant; positive is better."""
+    """Returns the gain over another sample or over a constant; a positive gain is better."""
     if is_constant:
         difference = significance.difference(sample, target=baseline_sample.values[0])
     else:
@@ -158,13 +175,41 @@ def _gain(
     return MeanDifference(0.0 - difference.mean, low, high)
 
 
-def _rows_of(results: Sequence[dict[str, Any]], run: str) -> list[Mapping[str, float]]:
-    """Returns the metrics of a run, one mapping per seed."""
-    return [result["metrics"] for result in results if result["name"] == run]
+def _results_of(results: Sequence[dict[str, Any]], run: str) -> list[dict[str, Any]]:
+    """Returns the results of a run, one per seed."""
+    return [result for result in results if result["name"] == run]
+
+
+def _metrics_of(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Returns the metrics of each seed.
+
+    If several results have the same seed, their metrics are merged, and later values override earlier values.
+    """
+    merged: dict[int, dict[str, float]] = {}
+    for result in results:
+        merged.setdefault(result["seed"], {}).update(result["metrics"])
+    return list(merged.values())
+
+
+def _missing(results: Sequence[dict[str, Any]], metric: Metric) -> str:
+    """Returns why results have no value of a metric: a result is not finished, or the metric does not exist."""
+    if not results or not all(result["metrics"] for result in results):
+        return NOT_RUN
+    known = {name for result in results for name in result["metrics"]}
+    for name in part_names(metric):
+        if name not in known:
+            related = {other for other in known if other.partition("/")[0] == name.partition("/")[0]}
+            return f"no metric '{name}'" + (f"; {nearest(name, related)}" if related else "")
+    return "no seed has all metrics of the mean"
+
+
+def part_names(metric: Metric) -> list[str]:
+    """Returns the names of the metrics in a mean, or the name of a single metric."""
+    return [name for name, _ in _weights(metric)]
 
 
 def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
-    """Returns the value of a metric, or None if it or a part of a mean is missing."""
+    """Returns the value of a metric or mean; None if the metric or a part of the mean is missing."""
     if isinstance(metric, str):
         return metrics.get(metric)
     values = [_value(metrics, part) for part in metric]
@@ -173,7 +218,7 @@ def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
 
 
 def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]:
-    """Yields the metrics that a mean consists of, with their weights."""
+    """Yields pairs (metric, weight) for the metrics in a mean; the weights add up to `weight`."""
     if isinstance(metric, str):
         yield metric, weight
         return
@@ -182,11 +227,12 @@ def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]
 
 
 def _declared(metric: Metric) -> declarations.Metric | None:
-    """Returns the declaration of a metric or of the parts of a mean, or None if a part has none or they disagree.
+    """Returns the declaration of a metric, or the common declaration of the parts of a mean.
 
-    A mean of fractions and correlations, such as GLUE's, is a correlation.
+    Returns None if a part has no declaration, or if the parts have different units or directions. A mean of fractions
+    and correlations, such as the mean of GLUE's tasks, is declared as a correlation.
     """
-    names = [name for name, _ in _weights(metric)]
+    names = part_names(metric)
     parts = [part for name in names if (part := declarations.declared(name)) is not None]
     if len(parts) < len(names) or len({(part.is_share or part.unit, part.better) for part in parts}) > 1:
         return None
@@ -194,7 +240,7 @@ def _declared(metric: Metric) -> declarations.Metric | None:
 
 
 def _sample(rows: Sequence[Mapping[str, float]], metric: Metric) -> Sample:
-    """Returns the values of a metric over the seeds that have it."""
+    """Returns the values of a metric, leaving out seeds without a value."""
     rows = [row for row in rows if _value(row, metric) is not None]
     # Rounded, so that values that one seed computes as x and another as 1 - (1 - x) are equal.
     values = [float(f"{_value(row, metric):.12g}") for row in rows]
@@ -202,9 +248,12 @@ def _sample(rows: Sequence[Mapping[str, float]], metric: Metric) -> Sample:
 
 
 def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float | None:
-    """Returns an upper bound of a metric's variance over test sets of this size, or None if the size is unknown.
+    """Returns an upper bound of a metric's variance over test sets of the same size; None if it is unknown.
 
-    Metrics of one source share its rows and may be fully correlated; different sources are independent.
+    The metrics of one source share test rows and may be fully correlated. Metrics of different sources are independent.
+
+    Args:
+      rows: metrics of each seed.
     """
     deviations: dict[str, float] = collections.defaultdict(float)
     for name, weight in _weights(metric):
@@ -218,15 +267,16 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
 
 def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Metric | None) -> float | None:
-    """Returns the number of test rows of a metric: the first of its declared counts that is reported next to it."""
+    """Returns the number of test rows of a metric: the first declared count that is reported next to it."""
     keys = (f"{group}/{count}" for group in declarations.groups(name) for count in (declared.rows if declared else ()))
     return next((metrics[key] for key in keys if metrics.get(key, 0) > 0), None)
 
 
 def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: int) -> bool:
-    """Whether the 95 % interval of a run's gain over the trivial predictor is above 0; True without such a predictor.
+    """Whether the 95 % interval of a run's gain over the trivial predictor is above 0.
 
-    For a language model's metric without a predictor, the `real_loss` next to it decides.
+    If a single metric has no value of a trivial predictor, the `real_loss` next to the metric is tested instead.
+    Returns True if there is no value of a trivial predictor to compare with.
     """
     rows = [row for row in rows if _value(row, metric) is not None]
     if isinstance(metric, str) and trivial_value(rows[0], metric) is None:
@@ -247,21 +297,25 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
 
 
 def counts_for(run: str, name: str) -> bool:
-    """Whether results of a run count for a name: the run has this name, or was tuned from it and is called NAME-…."""
+    """Whether a run is called NAME or NAME-…, so that its results are results of NAME.
+
+    Runs that were tuned from NAME are called NAME-….
+    """
     return run == name or run.startswith(f"{name}-")
 
 
-def _joined(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Merges the metrics that count for each name and seed; later runs override earlier ones.
+def _by_name(results: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Returns a dict from each name to the results that count for the name.
 
-    If a run counts for several names, only the longest is used: `rms-gelu-tuned` for `rms-gelu` and not for `rms`.
+    If a run counts for several names, only the longest name is used: `rms-gelu-tuned` counts for `rms-gelu` and not for
+    `rms`.
     """
-    merged: dict[tuple[str, int], dict[str, float]] = {}
+    grouped: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for result in results:
         name = max((name for name in names if counts_for(result["name"], name)), key=len, default=None)
         if name is not None:
-            merged.setdefault((name, result["seed"]), {}).update(result["metrics"])
-    return [{"name": name, "metrics": metrics} for (name, _), metrics in merged.items()]
+            grouped[name].append(result)
+    return grouped
 
 
 def compare_with_paper(
@@ -276,7 +330,7 @@ def compare_with_paper(
     Results of a run NAME-… count for NAME. If nothing is published, each run is a row.
 
     Args:
-      results: as in `table`, with the `seed` of each run.
+      results: results in the format of `table`, each with its `seed`.
       name: the paper's name of the metric.
       metric: our metric.
       is_primary: whether rows are tested and have verdicts.
@@ -285,26 +339,35 @@ def compare_with_paper(
     if not published:
         return []
     is_stand_in, our_metric = isinstance(metric, SubstituteMetric), get_metric(metric)
-    declared, results = _declared(our_metric), _joined(results, [row.run for row in published])
-    rows = [_rows_of(results, row.run) for row in published]
+    declared, by_name = _declared(our_metric), _by_name(results, [row.run for row in published])
+    rows = [_metrics_of(by_name[row.run]) for row in published]
     base, *samples = (_sample(run_rows, our_metric) for run_rows in rows)
+    missing = [
+        "" if sample.values else _missing(by_name[row.run], our_metric)
+        for row, sample in zip(published, [base, *samples], strict=True)
+    ]
     figures = [_paper(row, name, declared) for row in published]
     directions = _directions(base, samples, declared)
     sign = 0 if declared is None else declared.sign
     no_verdict = "" if sign else NO_DIRECTION
     if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], our_metric, sign):
         no_verdict = TRIVIAL_REFERENCE
-    compared = [PaperComparison(published[0].run, figures[0], None, base.values, None, "")]
-    for row, paper_value, sample, direction in zip(published[1:], figures[1:], samples, directions, strict=True):
+    compared = [PaperComparison(published[0].run, figures[0], None, base.values, None, "", missing[0])]
+    for row, paper_value, sample, direction, reason in zip(
+        published[1:], figures[1:], samples, directions, missing[1:], strict=True
+    ):
         paper_difference = None if paper_value is None or figures[0] is None else paper_value - figures[0]
         difference = significance.difference(sample, base) if sample.values and base.values else None
         verdict = ""
         if is_primary and difference is None:
-            verdict = NOT_RUN
+            verdict = NOT_RUN if NOT_RUN in (reason, missing[0]) else NO_METRIC
         elif is_primary:
             verdict = no_verdict or (OTHER_METRIC if is_stand_in and paper_value is not None else "")
+            verdict = verdict or (ONE_SEED if min(len(sample.values), len(base.values)) < 2 else "")
             verdict = verdict or _verdict(paper_difference and paper_difference * sign, direction)
-        compared.append(PaperComparison(row.run, paper_value, paper_difference, sample.values, difference, verdict))
+        compared.append(
+            PaperComparison(row.run, paper_value, paper_difference, sample.values, difference, verdict, reason)
+        )
     return compared
 
 
@@ -315,7 +378,7 @@ def _paper(row: Published, name: str, declared: declarations.Metric | None) -> f
 
 
 def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.Metric | None) -> list[int]:
-    """Compares each row with the reference: 1 if significantly better, -1 if significantly worse, 0 if neither."""
+    """Returns 1 for each row that is significantly better than the reference, -1 if significantly worse, else 0."""
     rejected = significance.holm(significance.p_values(base, samples))
     directions = []
     for sample, is_beyond in zip(samples, rejected, strict=True):
@@ -325,7 +388,10 @@ def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.
 
 
 def _verdict(paper_gain: float | None, direction: int) -> str:
-    """Returns the verdict on a row with this direction; `paper_gain` is positive if the paper's is better."""
+    """Returns the verdict on a row, where `direction` comes from `_directions`.
+
+    `paper_gain` is positive if the row is better than the reference in the paper, and None if the paper lacks a result.
+    """
     if not direction:
         return NOT_SIGNIFICANT
     if not paper_gain:
@@ -334,30 +400,48 @@ def _verdict(paper_gain: float | None, direction: int) -> str:
     return AGREES if direction * paper_gain > 0 else DISAGREES
 
 
-def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """Returns the `compared` of a sweep whose file does not define it: one metric, or none.
+def changed_targets(runs: Sequence[config.Run]) -> list[str]:
+    """Returns the fields that differ between runs and determine the targets of language models in validation."""
+    validated = map(config.in_validation, runs)
+    first, *trees = ({name: config.to_dict(getattr(run, name)) for name in _TARGETS} for run in validated)
+    fields = dict.fromkeys(row.field for tree in trees for row in config.differences(first, tree))
+    return [field for field in fields if field != "data.cache_dir"]
 
-    It is a metric that all runs have and whose direction is declared: the first one with a trivial predictor, or, if
-    none has a trivial predictor, the first one. If runs differ in their targets, metrics of language models are left
-    out.
+
+def default_comparison(results: Sequence[dict[str, Any]], changed: Sequence[str] = ()) -> tuple[dict[str, Metric], str]:
+    """Returns the default of `compared`, for a sweep whose file does not define it.
+
+    The default is a single metric that all runs have and whose direction is declared. The first metric with a trivial
+    predictor is chosen. If no metric has a trivial predictor, the first metric is chosen. If the runs differ in their
+    targets, metrics of language models are left out.
 
     Args:
-      results: as in `table`, each with its `overrides`.
+      results: results in the format of `table`.
+      changed: result of `changed_targets`.
+
+    Returns:
+      A pair of a dict and a reason. The dict has one metric or none, and the reason says why there is none. The reason
+      is empty if there is a metric, or if fewer than two runs are finished.
     """
     finished = [result["metrics"] for result in results if result["metrics"]]
     if len({result["name"] for result in results if result["metrics"]}) < 2:
-        return {}
-    changed = {field.partition(".")[0] for result in results for field in result.get("overrides", {})}
-    names = []
-    for name in finished[0]:
-        declared = declarations.declared(name)
-        if declared is None or not declared.sign or not all(name in metrics for metrics in finished):
-            continue
-        is_of_examples = any(f"{group}/examples" in finished[0] for group in declarations.groups(name))
-        if is_of_examples or not changed & set(_TARGETS):
-            names.append(name)
-    comparable = [name for name in names if trivial_value(finished[0], name) is not None]
-    return {name: name for name in (comparable or names)[:1]}
+        return {}, ""
+    rows = {name: [metrics for metrics in finished if name in metrics] for metrics in finished for name in metrics}
+    names = [name for name in rows if (declared := declarations.declared(name)) is not None and declared.sign]
+    names.sort(key=lambda name: trivial_value(rows[name][0], name) is None)
+    shared = [name for name in names if len(rows[name]) == len(finished)]
+    for name in shared:
+        if not changed or any(f"{group}/examples" in finished[0] for group in declarations.groups(name)):
+            return {name: name}, ""
+    example = max(names, key=lambda name: len(rows[name]), default="SOURCE/METRIC")
+    remedy = f'choose a metric, such as compared = {{"{example.rpartition("/")[2]}": "{example}"}}'
+    if not shared:
+        return {}, f"no comparison: the runs have no metric in common whose direction is known: {remedy}"
+    fields = ", ".join(changed[:_MAX_FIELDS]) + (" and more" if len(changed) > _MAX_FIELDS else "")
+    if all(field.startswith("objective.") and field != "objective.kind" for field in changed):
+        remedy = f"set the same evaluation.objective in all runs, or {remedy}"
+    problem = f"the runs differ in {fields}, so their language models are validated on different targets"
+    return {}, f"no comparison: {problem}: {remedy}"
 
 
 def paper_table(
@@ -366,20 +450,18 @@ def paper_table(
     compared: Mapping[str, Metric | SubstituteMetric],
     name: str | None = None,
 ) -> Lines:
-    """Returns a table of runs and the results of a paper for them.
+    """Returns a table that compares runs with the results of a paper.
 
     Args:
-      compared: maps the name of each metric in the paper to our metric that is compared with it. The first is the
-        primary metric, and only its rows have verdicts.
-      name: key of `compared` to show; None shows all, with a column for the metric.
+      compared: dict from the paper's name of a metric to our metric that is compared with the paper. The first metric
+        is the primary metric, and only its rows have verdicts.
+      name: key of `compared` to show. None shows all keys, with a column for the metric.
     """
     head = ["Run"] if name is not None else ["Metric", "Run"]
-    has_paper = any(
-        paper_name in row.figures for row in published for paper_name in (compared if name is None else [name])
-    )
+    has_paper = any(_is_in_paper(published, paper_name) for paper_name in (compared if name is None else [name]))
     head += ["Paper", "vs. first"] if has_paper else []
     is_tested = name in (None, next(iter(compared), None))
-    head += ["Ours", f"vs. first {INTERVAL}", *(["Verdict"] if is_tested else []), "Seeds"]
+    head += ["Ours" if has_paper else "Value", f"vs. first {INTERVAL}", *(["Verdict"] if is_tested else []), "Seeds"]
     lines = [tuple(head)]
     for index, (paper_name, metric) in enumerate(compared.items()):
         if name not in (None, paper_name):
@@ -387,13 +469,13 @@ def paper_table(
         rows = compare_with_paper(results, published, paper_name, metric, is_primary=not index)
         number_format = _readable(_declared(get_metric(metric)), *(row.values for row in rows))
         for row_index, row in enumerate(rows):
-            cells = [row.run] if name is not None else [title(paper_name, metric), row.run]
+            cells = [row.run] if name is not None else [title(paper_name, metric, published), row.run]
             if has_paper:
                 cells.append("not available" if row.paper is None else figure([row.paper], number_format))
                 cells.append(
                     "" if row.paper_difference is None else signed(MeanDifference(row.paper_difference), number_format)
                 )
-            cells.append(figure(row.values, number_format) if row.values else NOT_RUN)
+            cells.append(row.missing or figure(row.values, number_format))
             cells.append("" if row.difference is None else signed(row.difference, number_format))
             cells += ([row.verdict if row_index or index else "reference"] if is_tested else []) + [
                 str(len(row.values) or "")
@@ -412,14 +494,24 @@ def to_json(metric: Metric | SubstituteMetric) -> Any:
     return {"stand_in": metric.metric} if isinstance(metric, SubstituteMetric) else metric
 
 
-def title(name: str, metric: Metric | SubstituteMetric) -> str:
-    """Returns the name of a comparison."""
+def title(name: str, metric: Metric | SubstituteMetric, published: Sequence[Published] = ()) -> str:
+    """Returns the title of a comparison. NAME vs. our METRIC means that a paper has results for NAME."""
     our_name = metric_name(get_metric(metric))
-    return our_name if our_name == name else f"{name} vs. our {our_name}"
+    if _is_in_paper(published, name) and name != our_name:
+        return f"{name} vs. our {our_name}"
+    return our_name if name in (our_name, our_name.rpartition("/")[2]) else f"{name} ({our_name})"
+
+
+def _is_in_paper(published: Sequence[Published], name: str) -> bool:
+    """Whether a paper has a result of its metric `name` for at least one run."""
+    return any(name in row.figures for row in published)
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
-    """Returns a metric, which says how to format values, or None if one of the values is outside of its range."""
+    """Returns the metric if all values are in its range, otherwise None.
+
+    Values are formatted in the unit of the returned metric.
+    """
     fits = metric is not None and all(declarations.fits(metric, value) for values in samples for value in values)
     return metric if fits else None
 
@@ -427,12 +519,13 @@ def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> 
 def table(results: Sequence[dict[str, Any]]) -> Lines:
     """Returns a table of the metrics of runs: mean ± sample standard deviation if there are several seeds.
 
-    If metrics of a task have a trivial predictor, only these are shown, with their gain over it and its 95 % interval.
-    For other tasks all metrics are shown.
+    If some metrics of a task have a trivial predictor, only these metrics are shown, with the gain over the predictor
+    and the 95 % interval of the gain. For other tasks, all metrics are shown.
 
     Args:
-      results: for each run `name`, `error` (or None), `minutes`, and `metrics` (values by TASK/METRIC). A run
-        without error and metrics has not finished yet. Runs with the same name are seeds of one run.
+      results: dicts with `name`, `error` (None without an error), `minutes`, and `metrics` (a dict from TASK/METRIC to
+        value). A run with neither an error nor metrics has not finished yet. Runs with the same name are seeds of one
+        run.
     """
     lines: Lines = [_HEAD]
     for name in dict.fromkeys(result["name"] for result in results):
@@ -485,18 +578,24 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
 
 
 def _has_trivial_value(metrics: Mapping[str, float], name: str) -> bool:
-    """Whether it is declared which values of a metric are better, and there is a trivial predictor."""
+    """Whether a metric has a declared direction and a value for the trivial predictor."""
     declared = declarations.declared(name)
     return declared is not None and declared.sign != 0 and trivial_value(metrics, name) is not None
 
 
 def figure(values: Sequence[float], metric: declarations.Metric | None = None) -> str:
-    """Formats the mean of values, with their sample standard deviation if there are several; shares in percent."""
+    """Formats the mean of values, with the sample standard deviation if there are several values.
+
+    Shares are in percent.
+    """
     return declarations.shown_seeds(metric, values)
 
 
 def signed(difference: MeanDifference, metric: declarations.Metric | None = None) -> str:
-    """Formats a difference with its sign and its interval, if it has one; shares differ in percentage points."""
+    """Formats a difference with its sign, and with its interval if it has one.
+
+    Differences of shares are in percentage points.
+    """
     scale = 100 if metric is not None and metric.is_share else 1
     digits = 2 if scale == 100 else 3
     mean, low, high = (None if value is None else f"{scale * value:+,.{digits}f}" for value in difference)

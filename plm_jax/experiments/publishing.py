@@ -1,6 +1,5 @@
 """Uploads of models to the Hugging Face Hub, with a model card."""
 
-import dataclasses
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from plm_jax.data.sources.files import PathSource
 from plm_jax.data.sources.source import RegisteredSource, Source, TfdsSource
 from plm_jax.evaluation import baselines
 from plm_jax.experiments import model_table
-from plm_jax.hub import families, repositories, sentence_transformers
+from plm_jax.hub import families, repositories
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
@@ -44,14 +43,15 @@ def publish(
     Args:
       source: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
       name: ORG/NAME of the repository, which is created if it does not exist.
-      target: new local folder that keeps the uploaded files; None for a temporary one. A failure removes it.
+      target: new local folder that keeps the uploaded files; None for a temporary folder. The folder is removed if an
+        error occurs.
       format: one of `checkpoint_formats.FORMATS`.
       private: whether the repository must be private.
       license: identifier of a license for the model card; None to leave it out.
-      pooling: see `checkpoint_formats.save`.
+      pooling: arguments `pooling` and `normalize` for sentence-transformers; other formats ignore them.
 
     Returns:
-      Lines with a summary of the model, the address of the commit, and what the model card lacks.
+      Lines with a summary of the model, the address of the commit, and the information that the model card lacks.
 
     Raises:
       UserError: the source cannot be read or converted, the target is not a new local folder, or the upload fails.
@@ -68,7 +68,10 @@ def publish(
         card = model_card(name, pretrained, format, license, base, folder)
         storage.write(os.path.join(folder, CARD), card.encode("utf-8"))
         address = repositories.upload(folder, name, private)
-    lines = [f"{name}: {checkpoint_formats.summary(pretrained)}", f"uploaded as {storage.REPOSITORY}{name} ({address})"]
+    lines = [
+        f"{name}: {checkpoint_formats.summary(pretrained, format)}",
+        f"uploaded as {storage.REPOSITORY}{name} ({address})",
+    ]
     if pretrained.workdir is not None and not _evaluations(pretrained):
         lines.append(
             f"to add baselines to its metrics: plm_jax evaluate --checkpoint={source}, then repeat this command"
@@ -105,7 +108,7 @@ def model_card(name: str, pretrained: Pretrained, format: str, license: str | No
 
 
 def _metadata(pretrained: Pretrained, format: str, license: str | None, base: str) -> list[str]:
-    """Returns the metadata of a model card in YAML; strings in JSON are valid YAML."""
+    """Returns the metadata of a model card in YAML. Strings are written as in JSON, which is valid YAML."""
     family = _family(pretrained)
     fields: dict[str, str | list[str]] = {
         "library_name": {"huggingface": "transformers", "sentence-transformers": format}.get(format, "plm_jax"),
@@ -123,7 +126,7 @@ def _metadata(pretrained: Pretrained, format: str, license: str | None, base: st
 def _model(pretrained: Pretrained, format: str, base: str) -> list[str]:
     model = pretrained.model
     family = _family(pretrained)
-    lines = [f"{family.name if family else model.kind} ({checkpoint_formats.summary(_written(pretrained, format))})."]
+    lines = [f"{family.name if family else model.kind} ({checkpoint_formats.summary(pretrained, format)})."]
     if storage.is_repository(base):
         repository = repositories.parse(base)
         address = f"https://huggingface.co/{repository.name}/tree/{repository.revision}"
@@ -138,17 +141,6 @@ def _model(pretrained: Pretrained, format: str, base: str) -> list[str]:
         }
     rows = [(name, _shown(size)) for name, size in sizes.items() if size is not None]
     return [" ".join(lines), "", *_table(("Size", "Value"), rows)]
-
-
-def _written(pretrained: Pretrained, format: str) -> Pretrained:
-    """Returns the part of a model that a format holds."""
-    if format == "sentence-transformers":
-        return sentence_transformers.without_heads(pretrained)
-    if format != "huggingface":
-        return pretrained
-    model, left_out = families.published(pretrained.model)
-    params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
-    return dataclasses.replace(pretrained, model=model, params=params)
 
 
 def _family(pretrained: Pretrained) -> Family | None:
@@ -180,7 +172,7 @@ def _training_data(run: config.Run) -> list[str]:
 
 
 def _location(source: Source) -> str:
-    """Returns the public name of the data of a source: folders of this machine and buckets are left out."""
+    """Returns the public name of a source's data, without the names of buckets and of folders on this machine."""
     if isinstance(source, TfdsSource | RegisteredSource):
         return source.name
     return (_dataset(source) or os.path.basename(source.path)) if isinstance(source, PathSource) else ""
@@ -213,7 +205,10 @@ def _training(run: config.Run, workdir: str | None) -> list[str]:
 
 
 def _command(workdir: str | None) -> str:
-    """Returns the command that started a run, without the local folders in its paths, or "" if none is recorded."""
+    """Returns the command that started a run, or "" if no command is recorded.
+
+    Local folders are left out of the paths in the command.
+    """
     described = (workdir and run_directory.read(workdir)) or {}
     arguments = next((start["command"] for start in reversed(described.get("history", [])) if start.get("command")), [])
     if not arguments:
@@ -232,7 +227,7 @@ def _without_folder(flag: str) -> str:
 def _metrics(pretrained: Pretrained) -> list[str]:
     """Returns a table of the metrics that `evaluate` recorded for the checkpoint.
 
-    If there are none, it has the metrics of the last validation of the run.
+    If `evaluate` recorded no metrics, the table has the metrics of the last validation of the run.
     """
     values, step = _evaluations(pretrained), pretrained.step
     if not values:
@@ -249,7 +244,7 @@ def _metrics(pretrained: Pretrained) -> list[str]:
 
 
 def _evaluations(pretrained: Pretrained) -> dict[str, float]:
-    """Returns the metrics in evaluation.jsonl of the model's checkpoint; the last value counts."""
+    """Returns the metrics of the model's checkpoint in evaluation.jsonl; the last value of a metric counts."""
     rows = [] if pretrained.workdir is None else read_lines(os.path.join(pretrained.workdir, "evaluation.jsonl"))
     values: dict[str, float] = {}
     for row in rows:
@@ -258,7 +253,11 @@ def _evaluations(pretrained: Pretrained) -> dict[str, float]:
 
 
 def _validation(pretrained: Pretrained) -> tuple[dict[str, float], int]:
-    """Returns the metrics of the last validation up to the model's step, over all sources, and its step."""
+    """Finds the last validation up to the model's step.
+
+    Returns:
+      A pair: the metrics of the validation over all sources, and the step of the validation.
+    """
     rows = [] if pretrained.workdir is None else read_lines(os.path.join(pretrained.workdir, "metrics.jsonl"))
     last_step = pretrained.step or 0
     values, step = {}, 0

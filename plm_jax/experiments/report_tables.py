@@ -31,7 +31,7 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
     """Returns HTML tables that compare a sweep's runs with its reference run and with the figures of a paper.
 
-    Empty if the sweep defines no comparison.
+    Returns an empty string if the sweep has neither comparisons nor figures of a paper.
     """
     marks = _marks(runs, sweep.prefix)
     content, verdicts = "", []
@@ -40,7 +40,7 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
         if "Verdict" in lines[0]:
             column = lines[0].index("Verdict")
             verdicts = [line[column] for line in lines[2:]]
-        content += f"<h3>{_escaped(comparison.title(name, metric))}</h3>{_grid(lines, marks)}"
+        content += f"<h3>{_escaped(comparison.title(name, metric, sweep.published))}</h3>{_grid(lines, marks)}"
     further_metrics = list(
         dict.fromkeys(name for row in sweep.published for name in row.figures if name not in sweep.compared)
     )
@@ -64,7 +64,7 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
 
 
 def setups(sweep: Sweep) -> str:
-    """Returns a table of the settings of a sweep's runs that differ from the paper's; empty if there are none."""
+    """Returns a table of the settings of a sweep's runs that differ from the paper; empty without differences."""
     if not sweep.setups:
         return ""
     note = "Settings of these runs that differ from the paper's, or that the paper does not state."
@@ -110,7 +110,7 @@ def overview(runs: Sequence[RunLog]) -> str:
 
 
 def targets(runs: Sequence[RunLog]) -> str:
-    """Returns a list of the targets of each variant."""
+    """Returns an HTML list of the targets of each variant."""
     variants_by_target: dict[str, list[str]] = {}
     for variant, (run, *_) in _variants(runs).items():
         for target in _targets(run.config["config"]):
@@ -163,7 +163,7 @@ def tasks(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
 
 
 def differences(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """Returns the collapsed config differences of each variant from the base; empty for a single variant."""
+    """Returns a collapsed section with the differences of each variant from the base; empty for a single variant."""
     variants, name, base = _variants(runs), *_base(runs, sweeps)
     if len(variants) == 1 and not sweeps:
         return ""
@@ -186,7 +186,7 @@ def differences(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
 
 
 def base_config(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """Returns the collapsed base config."""
+    """Returns a collapsed section with the base config."""
     name, base = _base(runs, sweeps)
     text = json.dumps(base, indent=2)
     if len(text) > _MAX_CONFIG:
@@ -218,7 +218,7 @@ def _sample(row: Mapping[str, object]) -> str:
 
 
 def _base(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> tuple[str, dict]:
-    """Returns the name and config of the base: that of a single sweep, otherwise the first run."""
+    """Returns the name and config of the base: the base of the sweep if there is only one, otherwise the first run."""
     if len(sweeps) == 1 and sweeps[0].base:
         return f"the base of {label(sweeps[0].name)}", sweeps[0].base
     return label(runs[0].name), runs[0].config["config"]
@@ -232,7 +232,7 @@ def _variants(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
 
 
 def _marks(runs: Sequence[RunLog], prefix: str = "") -> dict[str, str]:
-    """Returns the color swatch of each variant, by its name without the prefix."""
+    """Returns a dict from the name of each variant, without the prefix, to the variant's color swatch."""
     marks = {variant: f'<i class="swatch" data-group="{index}"></i>' for index, variant in enumerate(_variants(runs))}
     return {label(name.removeprefix(prefix)): mark for name, mark in marks.items()}
 
@@ -272,7 +272,7 @@ def _last_step(run: RunLog) -> float | None:
 
 
 def _last(run: RunLog, key: str) -> float | None:
-    """Returns the last value of a metric; NaN if the last step has no value, because it was not finite."""
+    """Returns the last value of a metric; NaN if the last step has no value because the value was not finite."""
     curve = run.metrics.get(key)
     if curve is None:
         return None
@@ -286,7 +286,7 @@ def _median(run: RunLog, key: str) -> float | None:
 
 
 def _data_wait(run: RunLog) -> float | None:
-    """Returns the share of step time in which this host waited for a batch."""
+    """Returns the fraction of the training time that the first process of the run spent waiting for batches."""
     wait_seconds, step_seconds = (run.metrics.get(f"train/{name}_seconds") for name in ("data_wait", "step"))
     if wait_seconds is None or step_seconds is None or not np.array_equal(wait_seconds.steps, step_seconds.steps):
         return None

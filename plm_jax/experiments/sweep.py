@@ -14,7 +14,7 @@ from plm_jax.common.errors import Interrupted, UserError, nearest
 from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, report
 from plm_jax.experiments.members import Member, is_finished, result, write_json
-from plm_jax.experiments.sweep_files import LOCK, RESULTS, TABLE, load_comparisons, load_members
+from plm_jax.experiments.sweep_files import LOCK, RESULTS, TABLE, check_sources, load_comparisons, load_members
 
 _STOPPED = "the sweep was stopped: run the same command again to continue"
 
@@ -26,14 +26,14 @@ def run(path: str, workdir: str, seeds: Sequence[int] = (), launcher: Launcher |
     `table.md`.
 
     Args:
-      seeds: seeds of each run that does not set `train.seed`; default: the seed of its config. Runs whose seed is
-        not that of the config are in NAME-seedSEED.
+      seeds: seeds of each run that does not set `train.seed`; by default, the seed in the run's config. If a run has
+        another seed than its config, its run directory is NAME-seedSEED.
       launcher: launcher of the runs; default: one after another on this machine.
 
     Raises:
-      UserError: the sweep file is invalid, or `workdir` is not writable or used by another sweep; after all other runs
-        were executed also if a run or its parent failed, or a run directory contains a run with another config or with
-        earlier weights of its parent.
+      UserError: the sweep file is invalid, `workdir` is not writable, or another sweep uses it. Also raised, after all
+        other runs were executed, if a run or its parent failed, or if a run directory contains a run with another
+        config or a run that started from earlier weights of its parent.
       Interrupted: the sweep and its runs were stopped.
     """
     sweep = _Sweep(path, workdir, seeds)
@@ -50,7 +50,7 @@ def run_one(path: str, workdir: str, seeds: Sequence[int], folder: str) -> None:
       folder: name of the run directory.
 
     Raises:
-      UserError: there is no such run, its parent is not finished, or an error of `run`.
+      UserError: the run does not exist, its parent is not finished, or `run` would raise an error.
       Interrupted: the run was stopped.
     """
     sweep = _Sweep(path, workdir, seeds)
@@ -68,10 +68,10 @@ def run_one(path: str, workdir: str, seeds: Sequence[int], folder: str) -> None:
 def enqueue(path: str, workdir: str, seeds: Sequence[int], slurm: Slurm) -> None:
     """Queues a job for each run that is neither finished nor queued, and prints the table of results so far.
 
-    The job of a run starts after that of its parent.
+    The job of a run starts after the job of the run's parent.
 
     Raises:
-      UserError: a job cannot be queued, or an error of `run`.
+      UserError: a job cannot be queued, or `run` would raise an error.
     """
     sweep = _Sweep(path, workdir, seeds)
     with sweep.lock():
@@ -107,6 +107,8 @@ class _Sweep:
     def __init__(self, path: str, workdir: str, seeds: Sequence[int]):
         self._workdir, self.members = workdir, load_members(path, workdir, seeds)
         self._comparisons = load_comparisons(path, {member.name for member in self.members})
+        check_sources(path, self._comparisons, self.members)
+        self._changed_targets = comparison.changed_targets([member.run for member in self.members])
         runs = {member.name: member.run for member in self.members}
         self._setups = setups.table(runs, setups.by_run(self._comparisons["published"]))
         self.errors: dict[str, str] = {}
@@ -128,7 +130,7 @@ class _Sweep:
 
     @contextlib.contextmanager
     def record_errors(self, member: Member) -> Iterator[None]:
-        """Records exceptions raised within the context as errors of a run."""
+        """Records a `UserError` or `OSError` raised within the context as the error of a run."""
         try:
             yield
         except UserError as error:
@@ -149,7 +151,7 @@ class _Sweep:
         return unfinished
 
     def execute(self, unfinished: Sequence[Member], launcher: Launcher) -> None:
-        """Trains and evaluates runs, each after its parent, and updates the results after each.
+        """Trains and evaluates runs, each after its parent, and updates the results after each run.
 
         Raises:
           Interrupted: the sweep was stopped, and its runs have ended.
@@ -196,14 +198,15 @@ class _Sweep:
             result(member, self.errors.get(member.workdir), member.workdir in self.pending) for member in self.members
         ]
         comparisons, tables = self._comparisons, [comparison.table(results)]
-        compared = (
-            comparison.default_comparison(results) if comparisons["compared"] is None else comparisons["compared"]
-        )
+        compared, note = comparisons["compared"], ""
+        if compared is None:
+            compared, note = comparison.default_comparison(results, self._changed_targets)
         if comparisons["baselines"]:
             tables.append(comparison.baselines_table(results, comparisons["baselines"]))
         if compared:
             tables.append(comparison.paper_table(results, comparisons["published"], compared))
-        table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{comparison.METHOD}\n" if compared else "")
+        note = comparison.METHOD if compared else note
+        table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{note}\n" if note else "")
         published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in comparisons["published"]]
         baselines = [{"run": row.run, "metric": row.metric, "others": row.columns} for row in comparisons["baselines"]]
         tree = {"baselines": baselines, "published": published, "setups": self._setups}

@@ -2,35 +2,37 @@
 
 A sweep is a Python file that defines
 
-    base         a config with or without a size: "../demo.py:bert", its path from the sweep's folder, or "demo:bert"
+    base         a config with or without a size: a path from the sweep's folder ("../demo.py:bert") or a name
+                 ("demo:bert")
     overrides()  pairs of the name of a run and its changes to the base, {"train.steps": 100, …}
 
-A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
-of another run. Changes are applied in order; relative paths start at the base config's folder. `train.init_from` and
-the sources of `train.references` may name an earlier run of the sweep; a config without a model takes the model of the
-run in `train.init_from` (`transfer.resolve`). The file may also define
+A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` returns all
+sections of another run. Changes are applied in order; relative paths start at the base config's folder.
+`train.init_from` and the sources of `train.references` may name an earlier run of the sweep; a config without a model
+takes the model of the run in `train.init_from` (`transfer.resolve`). The file may also define
 
-    evaluations()  pairs of the name of a run and flags of a further `evaluate` of it, {"tasks": "sentiment",
-                 "shots": (0, 5)}, whose metrics are added to those of the run
-    baselines()  a list of `comparison.Baselines` for a second table, of runs and their baselines
-    compared     metrics for a third table, of each run compared with the first, by name or by a paper's name:
-                 TASK/METRIC, or several of them for their mean. Only the first is tested. The default is a metric that
-                 all runs have (`comparison.default_comparison`); {} compares nothing
+    evaluations()  pairs of the name of a run and flags of a further `evaluate` of the run, {"tasks": "sentiment",
+                 "shots": (0, 5)}. The metrics of this `evaluate` are added to the run's other metrics
+    baselines()  a list of `comparison.Baselines` for a second table, which compares runs with baselines
+    compared     metrics of a third table, which compares each run with the first: a dictionary from a name, such as the
+                 paper's, to TASK/METRIC, or to several TASK/METRIC for their mean. Only the first metric is tested. The
+                 default is a metric that all runs have and that is validated on the same targets in all runs
+                 (`comparison.default_comparison`); {} compares nothing
     published()  a list of `comparison.Published`, the results of a paper, which the third table then includes. The
                  first is the reference, and results of runs NAME-… count for NAME. A metric other than the paper's is a
                  `comparison.SubstituteMetric`
 
-A sweep file for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, including the base:
-`base(size)`, `overrides(size)`, `evaluations(size)`, `baselines(size)`, `compared(size)`. The default of the parameter
-is the size that is used without a colon. `published()` covers all sizes; runs that a size does not have are left out.
-Only runs of the default size are compared with the paper's setups.
+A sweep file for several sizes, `--sweep=FILE.py:SIZE`, defines functions of the size, including `base`: `base(size)`,
+`overrides(size)`, `evaluations(size)`, `baselines(size)`, `compared(size)`. The default of the parameter is the size
+that is used without a colon. `published()` covers all sizes; runs that a size does not have are left out. Only runs of
+the default size are compared with the paper's setups.
 """
 
 import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
@@ -61,9 +63,9 @@ _LISTS = {"baselines": comparison.Baselines, "published": comparison.Published}
 
 
 def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
-    """Loads the runs of a sweep file: all runs of the first seed, then of the next.
+    """Loads the runs of a sweep file: all runs with the first seed, then all runs with the next seed.
 
-    A run that sets `train.seed` itself has only this seed, and runs of all seeds may read it.
+    A run that sets `train.seed` itself has only this seed. Runs with any seed may read its weights.
 
     Raises:
       UserError: the file is missing or not a sweep file, or the changes of a run do not yield a valid config.
@@ -108,14 +110,14 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
 
 
 def _read_runs(train: config.TrainConfig) -> list[str]:
-    """Returns the sources of models that a run reads, which may be names of runs."""
+    """Returns the sources from which a run reads models. A source may be the name of another run."""
     return [train.init_from, *(reference.source for reference in train.references.values())]
 
 
 def _with_folders(
     train: config.TrainConfig, unresolved: config.TrainConfig, folders: Mapping[str, str]
 ) -> config.TrainConfig:
-    """Returns settings of training that read runs from their folders, by the names of the runs."""
+    """Returns training settings in which the names of runs are replaced by their folders."""
     references = {
         name: dataclasses.replace(reference, source=folders.get(unresolved.references[name].source, reference.source))
         for name, reference in train.references.items()
@@ -125,8 +127,8 @@ def _with_folders(
 
 
 def _evaluations(path: str, runs: Collection[str]) -> dict[str, list[tuple[str, ...]]]:
-    """Returns the flags of each further `evaluate`, by the name of the run."""
-    sweep = config_files.load(path, "--sweep=")
+    """Returns a dict from the name of a run to the flags of each further `evaluate`."""
+    sweep = config_files.load(path, "--sweep=", is_sweep=True)
     evaluations: dict[str, list[tuple[str, ...]]] = {}
     for pair in _call(sweep, "evaluations") if hasattr(sweep.module, "evaluations") else ():
         match pair:
@@ -150,8 +152,13 @@ def _evaluations(path: str, runs: Collection[str]) -> dict[str, list[tuple[str, 
 
 
 def _load_runs(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
-    """Returns, by name, the changes of each run as JSON and its config with unresolved paths; and the base's file."""
-    sweep = config_files.load(path, "--sweep=")
+    """Loads the changes and configs of all runs of a sweep file.
+
+    Returns:
+      A pair. The first item is a dict from the name of a run to a pair: its changes as JSON, and its config with
+      unresolved paths. The second item is the path of the base config's file.
+    """
+    sweep = config_files.load(path, "--sweep=", is_sweep=True)
     for name in ("base", "overrides"):
         if not hasattr(sweep.module, name):
             raise UserError(f"--sweep={path} has no `{name}`: {_EXPECTED}")
@@ -193,10 +200,12 @@ def _base(sweep: config_files.ConfigFile, path: str) -> config_files.ConfigFile:
 
 
 def _call(sweep: config_files.ConfigFile, name: str) -> Any:
-    """Calls a function of a sweep file with the size of the sweep; `published` may cover all sizes without one.
+    """Calls a function of a sweep file. If the sweep has a size, the size is passed.
+
+    The function `published` need not accept a size.
 
     Raises:
-      UserError: it is not a function, takes no size, or fails.
+      UserError: the name is not a function, or the function does not accept the size or fails.
     """
     function = getattr(sweep.module, name)
     try:
@@ -220,26 +229,28 @@ def _call(sweep: config_files.ConfigFile, name: str) -> Any:
 
 
 def load_comparisons(path: str, runs: Collection[str]) -> dict[str, Any]:
-    """Loads what a sweep file compares its runs with.
+    """Loads the comparisons that a sweep file defines.
 
     Args:
       runs: names of the runs.
 
     Returns:
-      `base`, the config; `baselines`, `published` and `compared` as the file defines them, empty by default; `compared`
-      is None if the file does not define it.
+      A dict with the keys `base`, `baselines`, `published` and `compared`. `base` is the base config. The other values
+      are as the file defines them. If the file does not define them, `baselines` and `published` are empty lists, and
+      `compared` is None.
 
     Raises:
       UserError: an item has the wrong type or names an unknown run.
     """
-    sweep = config_files.load(path, "--sweep=")
+    sweep = config_files.load(path, "--sweep=", is_sweep=True)
     base = _base(sweep, path)
     with users_code(base.code):
         tree = config.to_dict(config.resolve(config.to_dict(config.from_dict(base.config())), base.file))
     lists = {name: _call(sweep, name) if hasattr(sweep.module, name) else [] for name in _LISTS}
     compared = getattr(sweep.module, "compared", None)
     compared = _call(sweep, "compared") if callable(compared) else compared
-    compared = None if compared is None else dict(compared)
+    if compared is not None and not isinstance(compared, Mapping):
+        raise UserError(f"`compared` of {path} is {ranges.shown(compared)}: expected a dictionary of SOURCE/METRIC")
     for name, kind in _LISTS.items():
         if not all(isinstance(row, kind) for row in lists[name]):
             raise UserError(f"`{name}` of {path} must return a list of comparison.{kind.__name__}")
@@ -266,11 +277,62 @@ def load_comparisons(path: str, runs: Collection[str]) -> dict[str, Any]:
     for name in setups.by_run(lists["published"]):
         if name not in runs:
             raise UserError(f"`published` of {path} has a setup of run '{name}': {nearest(name, runs)}")
-    return {"base": tree, **lists, "compared": compared}
+    return {"base": tree, **lists, "compared": None if compared is None else dict(compared)}
+
+
+def check_sources(path: str, comparisons: Mapping[str, Any], members: Sequence[Member]) -> None:
+    """Checks that the source of every compared metric exists.
+
+    The metrics themselves cannot be checked: the metrics of a source are known only when a run is finished.
+
+    Args:
+      comparisons: result of `load_comparisons`.
+
+    Raises:
+      UserError: a metric is not SOURCE/METRIC, or no run has its source, and no further evaluation has its task.
+    """
+    flags = [flag.partition("=") for member in members for further in member.evaluations for flag in further]
+    sources = {name: source for member in members for name, source in member.run.data.sources.items()}
+    known = {*sources, *(task for flag, _, tasks in flags if flag == "--tasks" for task in tasks.split(","))}
+    # A mixture of seqio becomes sources NAME-TASK. Sources of other configs and tasks of lm-eval may have any name.
+    mixtures = tuple(f"{name}-" for name, source in sources.items() if isinstance(source, config.RegisteredSource))
+    is_open = any(flag in ("--config", "--harness") for flag, *_ in flags)
+    for function, metric in _metrics(path, comparisons):
+        source, slash, _ = metric.partition("/")
+        if not slash:
+            raise UserError(f"`{function}` of {path} names a metric '{metric}': expected SOURCE/METRIC")
+        is_known = is_open or source.startswith(mixtures) or not known.isdisjoint((source, source.partition(":")[0]))
+        if not is_known:
+            problem = f"names a metric '{metric}', but no run has a source or task '{source}'"
+            raise UserError(f"`{function}` of {path} {problem}: {nearest(source, known)}")
+
+
+def _metrics(path: str, comparisons: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields pairs (`compared` or `baselines`, metric) for every metric that either of them names."""
+    for name, value in (comparisons["compared"] or {}).items():
+        metric = comparison.get_metric(value)
+        if not _is_metric(metric):
+            shown = ranges.shown(metric)
+            raise UserError(
+                f"`compared` of {path} has {shown} for '{name}': expected SOURCE/METRIC or a tuple of these"
+            )
+        for part in comparison.part_names(metric):
+            yield "compared", part
+    for row in comparisons["baselines"]:
+        yield "baselines", row.metric
+        for column in row.columns.values():
+            metric = column[1] if isinstance(column, tuple) else column
+            if isinstance(metric, str) and "/" in metric:
+                yield "baselines", metric
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether a value is the name of a metric or a non-empty sequence of metrics."""
+    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value) and all(map(_is_metric, value)))
 
 
 def _default_size(sweep: config_files.ConfigFile) -> Any:
-    """Returns the default size of a sweep file, or None if it takes no size."""
+    """Returns the model size that a sweep file uses by default, or None if it takes no size."""
     parameters = inspect.signature(sweep.module.overrides).parameters.values()
     return next((parameter.default for parameter in parameters), None)
 

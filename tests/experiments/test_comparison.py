@@ -5,9 +5,11 @@ import pytest
 import scipy.stats
 
 from benchmarks import verdicts
-from plm_jax.common import metrics
+from plm_jax import config, objectives
+from plm_jax.common import metrics, overrides
 from plm_jax.common.errors import UserError
 from plm_jax.experiments import comparison, significance
+from tests.support import tiny
 
 
 def result(name, error=None, minutes=1.0, seed=0, **metrics):
@@ -302,14 +304,15 @@ def test_no_spread_over_seeds_is_no_certainty():
 
 def test_without_two_seeds_there_is_no_verdict_and_no_interval():
     for values, base in (([0.9], [0.1, 0.2]), ([0.9, 0.9], [0.1])):
-        row = compared(values, base)
-        assert row.verdict == comparison.NOT_SIGNIFICANT and row.difference.low is None
+        for metric, more in (("s/accuracy", None), ("s/accuracy", {"s__examples": 4000}), ("s/loss", None)):
+            row = compared(values, base, metric=metric, more=more)
+            assert row.verdict == comparison.ONE_SEED and row.difference.low is None
     results = [result("a", s__accuracy=0.5), result("c", error="full disk"), result("b", s__accuracy=0.25)]
     figures = {"a": {"GLUE": 83.28, "SQuAD": 80.88}, "b": {}, "c": {"GLUE": 80.69}}
     papers = [comparison.Published(name, of_run, "Table 4") for name, of_run in figures.items()]
     assert cells(comparison.paper_table(results, papers, {"GLUE": "s/accuracy"})) == [
         ["GLUE vs. our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
-        ["GLUE vs. our s/accuracy", "b", "not available", "", "25.00 %", "-25.00", "not significant", "1"],
+        ["GLUE vs. our s/accuracy", "b", "not available", "", "25.00 %", "-25.00", "no verdict: one seed", "1"],
         ["GLUE vs. our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
@@ -331,6 +334,22 @@ def test_only_the_first_metric_of_a_page_has_verdicts():
     assert "Verdict" not in comparison.paper_table(results, [], names, "B")[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "metric", "expected", "expected_with_paper"),
+    [
+        ("accuracy", "s/accuracy", "s/accuracy", "accuracy vs. our s/accuracy"),
+        ("s/accuracy", "s/accuracy", "s/accuracy", "s/accuracy"),
+        ("reviews", "s/accuracy", "reviews (s/accuracy)", "reviews vs. our s/accuracy"),
+        ("mean", ("s/f1", "t/f1"), "mean (mean of s/f1, t/f1)", "mean vs. our mean of s/f1, t/f1"),
+    ],
+)
+def test_only_comparisons_with_a_paper_distinguish_its_results_from_ours(name, metric, expected, expected_with_paper):
+    results = seeded({"a": LOW, "b": HIGH}, "s/accuracy", "s/f1", "t/f1")
+    for papers, value, first in (([], "Value", expected), (published(name, a=1.0), "Ours", expected_with_paper)):
+        head, *lines = comparison.paper_table(results, papers, {name: metric})
+        assert value in head and {line[0] for line in lines} == {comparison.title(name, metric, papers)} == {first}
+
+
 def test_a_page_corrects_for_all_of_its_rows():
     rng = np.random.default_rng(0)
     rows = 5 + 0.1 * rng.normal(size=(10, 3))
@@ -345,21 +364,54 @@ def test_a_page_corrects_for_all_of_its_rows():
     assert [row.verdict == comparison.WORSE for row in compared_rows[1:]] == significance.holm(tested)
 
 
+@pytest.mark.parametrize(("changed", "expected"), [((), "s/real_loss"), (("objective.rate",), "m/accuracy")])
+def test_a_sweep_that_names_no_metric_is_compared_by_one_that_all_runs_have(changed, expected):
+    figures = {"s__tokens": 9.0, "s__loss": 2.0, "s__real_loss": 2.0, "s__unigram_loss": 3.0, "s__mine": 1.0}
+    figures |= {"m__examples": 10.0, "m__accuracy": 0.5, "m__trivial_accuracy": 0.25}
+    results = [result("a", **figures), result("b", **figures)]
+    assert comparison.default_comparison(results, changed) == ({expected: expected}, "")
+    assert comparison.default_comparison(results[:1], changed) == ({}, "")
+    results[1]["metrics"] = {"other/accuracy": 0.5}
+    compared, reason = comparison.default_comparison(results, changed)
+    assert compared == {} and reason == (
+        "no comparison: the runs have no metric in common whose direction is known: choose a metric, such as "
+        'compared = {"real_loss": "s/real_loss"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem", "remedy"),
+    [
+        (["objective.rate"], "objective.rate", "set the same evaluation.objective in all runs, or choose"),
+        (["objective.kind", "objective.rate"], "objective.kind, objective.rate", "choose"),
+        (["objective.rate", "data.length"], "objective.rate, data.length", "choose"),
+        (["data.a", "data.b", "data.c", "data.d"], "data.a, data.b, data.c and more", "choose"),
+    ],
+)
+def test_a_missing_comparison_has_a_reason_and_a_remedy(changed, problem, remedy):
+    results = seeded({"a": WORSE, "b": BETTER}, "s/loss", "s/real_loss", s__unigram_loss=9.0)
+    assert comparison.default_comparison(results, changed) == (
+        {},
+        f"no comparison: the runs differ in {problem}, so their language models are validated on different targets: "
+        f'{remedy} a metric, such as compared = {{"real_loss": "s/real_loss"}}',
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"schedule.learning_rate": 1.0}, "s/real_loss"),
-        ({"objective": {"kind": "causal"}}, "m/accuracy"),
-        ({"data.length": 8}, "m/accuracy"),
+        ({"schedule.learning_rate": 1.0}, []),
+        ({"objective.rate": 0.3}, ["objective.rate"]),
+        ({"objective.rate": 0.3, "evaluation.objective": {"rate": 0.15}}, []),
+        ({"objective.rate": 0.3, "evaluation.objective": {"rate": 0.2}}, ["objective.rate"]),
+        ({"objective": objectives.SpanMaskedLM()}, ["objective"]),
+        ({"data.length": 8, "data.cache_dir": "x"}, ["data.length"]),
     ],
 )
-def test_a_sweep_that_names_no_metric_is_compared_by_one_that_all_runs_have(changes, expected):
-    figures = {"s__tokens": 9.0, "s__loss": 2.0, "s__real_loss": 2.0, "s__unigram_loss": 3.0, "s__mine": 1.0}
-    figures |= {"m__examples": 10.0, "m__accuracy": 0.5, "m__trivial_accuracy": 0.25}
-    results = [result("a", **figures), result("b", **figures) | {"overrides": changes}]
-    assert comparison.default_comparison(results) == {expected: expected}
-    results[1]["metrics"] = {"other/accuracy": 0.5}
-    assert comparison.default_comparison(results) == comparison.default_comparison(results[:1]) == {}
+def test_targets_are_those_of_validation(changes, expected):
+    base = config.to_dict(tiny.RUNS["roberta"])
+    runs = [config.from_dict(overrides.apply(base, list(of.items()), config.Run)) for of in ({}, changes, {})]
+    assert comparison.changed_targets(runs) == expected
 
 
 @pytest.mark.parametrize(("rows", "seeds"), [(10, 3), (17, 5)])

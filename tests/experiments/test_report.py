@@ -180,7 +180,8 @@ def test_a_sweep_without_published_results_mentions_no_paper(tmp_path):
     assert "<h2>Comparison with the paper</h2>" in page(tmp_path, swept(tmp_path / "published")).raw
     report_page = page(tmp_path, swept(tmp_path / "unpublished", published=[]))
     assert "<h2>Comparison</h2>" in report_page.raw and "paper" not in report_page.text
-    assert set(report_page.table("Ours")) == {"a", "b", "late"}
+    rows = report_page.table("Verdict")
+    assert set(rows) == {"a", "b", "late"} and rows["a"]["Value"] == "51.00 ± 1.00 %"
 
 
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):

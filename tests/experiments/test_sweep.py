@@ -8,8 +8,6 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import types
 
@@ -304,6 +302,22 @@ def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
     assert len(evaluations) == 4 and "5_shots" not in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.parametrize("changes", ["{}", '{"evaluation.objective": {"rate": 0.15}}'])
+def test_runs_with_other_targets_are_compared_only_if_validation_is_equal(verbs, tiny, tmp_path, capsys, changes):
+    path = tmp_path / "rates.py"
+    path.write_text(
+        f'base = "{tiny}/tiny.py:roberta"\ndef overrides():\n    for rate in (0.15, 0.4):\n'
+        f'        yield f"rate-{{rate}}", {{"objective.rate": rate}} | {changes}\n'
+    )
+    sweep.run(str(path), str(tmp_path / "runs"))
+    table_text = (tmp_path / "runs" / "table.md").read_text()
+    assert capsys.readouterr().out.endswith(table_text)
+    reason = "\nno comparison: the runs differ in objective.rate, so "
+    example = 'such as compared = {"real_loss": "a/real_loss"}\n'
+    assert (reason in table_text) == table_text.endswith(example) == (changes == "{}")
+    assert ("| a/real_loss | rate-0.4 | 4.000 | +0.000 |" in table_text) == (changes != "{}")
+
+
 PUBLISHED = """
 from plm_jax.experiments.comparison import Published
 
@@ -318,7 +332,7 @@ def test_runs_are_compared_with_a_papers_figures(verbs, warm, tmp_path):
     append(warm, PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
     sweep.run(warm, str(tmp_path))
     (last,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| MNLI ")][1:]
-    row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not significant | 1 |"
+    row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | no verdict: one seed | 1 |"
     assert last == row
     tables = json.loads((tmp_path / "sweep.json").read_text())
     assert tables["compared"] == {"MNLI": "a/real_loss"} and tables["baselines"] == []
@@ -374,13 +388,57 @@ EVALUATION = "\ndef evaluations():\n    yield {}\n"
         (PUBLISHED.format(row="Published('warn', {}, '')"), "names a run 'warn': did you mean"),
         (PUBLISHED.format(row="Published('warm', {'MNLI': '84'}, '')"), "a figure that is not a number"),
         (PUBLISHED.format(row="('warm', {}, '')"), "must return a list of comparison.Published"),
+        (
+            'compared = {"loss": "aa/real_loss"}',
+            "`compared` of .* names a metric 'aa/real_loss', but .*: did you mean 'a'",
+        ),
+        ('compared = {"loss": ("a/real_loss", "c/loss")}', "no run has a source or task 'c': choose from: a, b$"),
+        ('compared = {"loss": "loss"}', "`compared` of .* names a metric 'loss': expected SOURCE/METRIC"),
+        ('compared = {"loss": ["a/loss", 3]}', "`compared` of .* has .* for 'loss': expected SOURCE/METRIC or a tuple"),
+        ('compared = ["a/loss"]', "`compared` of .* is .*: expected a dictionary"),
+        (
+            RIVALS.format(run="warm", other="z/loss"),
+            "`baselines` of .* names a metric 'z/loss', but no run has a source",
+        ),
     ],
 )
-def test_a_mistake_in_baselines_evaluations_or_published_figures_is_one_line(verbs, warm, tmp_path, code, message):
+def test_a_mistake_in_baselines_evaluations_or_comparisons_is_one_line(verbs, warm, tmp_path, code, message):
     append(warm, code)
     with pytest.raises(UserError, match=message):
         sweep.run(warm, str(tmp_path))
     assert not verbs.calls
+
+
+@pytest.mark.parametrize(
+    ("flags", "source"),
+    [
+        ("{}", "b"),
+        ('{"tasks": ("a:train", "sentiment"), "shots": 2}', "sentiment"),
+        ('{"tasks": ("a:train", "sentiment"), "shots": 2}', "a:train"),
+        ('{"harness": "arc"}', "arc_easy"),
+        ('{"config": "tasks/glue:rte"}', "rte"),
+    ],
+)
+def test_metrics_of_further_evaluations_can_be_compared(tiny, tmp_path, flags, source):
+    path = write(tmp_path, tiny / "tiny.py")
+    append(path, EVALUATION.format(f'"good", {flags}') + f'compared = {{"x": "{source}/0_shots/accuracy"}}\n')
+    loaded = sweep.load_members(path, str(tmp_path))
+    sweep.check_sources(path, sweep.load_comparisons(path, {"bad", "good"}), loaded)
+
+
+def test_a_metric_that_finished_runs_lack_is_not_pending(verbs, warm, tmp_path, capsys):
+    verbs.failing = {("pretrain", "warm")}
+    append(warm, 'compared = {"loss": "a/reel_loss", "other": "b/x"}\n' + RIVALS.format(run="good", other="a/f1"))
+    with pytest.raises(UserError, match="1 of 3 runs failed"):
+        sweep.run(warm, str(tmp_path))
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    hint = "no metric 'a/reel_loss'; did you mean 'a/real_loss'?"
+    title = "loss (a/reel_loss)"
+    assert f"| {title} | bad | {hint} |  | reference |  |" in lines
+    assert f"| {title} | good | {hint} |  | no verdict: the metric is missing |  |" in lines
+    assert f"| {title} | warm | not run yet |  | not run yet |  |" in lines
+    assert "| other (b/x) | good | no metric 'b/x'; choose from: b/loss |  |  |  |" in lines
+    assert [line for line in lines if "no metric 'a/f1'; choose from: a/real_loss, a/unigram_loss" in line]
 
 
 TUNED = """
@@ -508,25 +566,23 @@ def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
         assert pathlib.Path(once.parent).name == parent
 
 
-def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny, verb, tmp_path):
+def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny, verb, tmp_path, monkeypatch):
     path = tmp_path / "sweep.py"
     changes = '{"train.steps": 150, "checkpoint.save_every": 1000, "train.log_every": 1}'
     path.write_text(f'base = "{tiny}/tiny.py"\ndef overrides():\n    yield "one", {changes}\n')
-    command = [sys.executable, "-m", "plm_jax", "sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs"]
-    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as process:
-        while resume.last_step(tmp_path / "runs/one") < 10:
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        errors = process.stderr.read()
-    assert (
-        process.returncode == 75
-        and errors.splitlines()[-1] == "the sweep was stopped: run the same command again to continue"
-    )
+    process = verb.start("sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs")
+    while resume.last_step(tmp_path / "runs/one") < 10:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    status, _, errors = process.finished()
+    assert status == 75
+    assert errors.splitlines()[-1] == "the sweep was stopped: run the same command again to continue"
     (step,) = (int(path.name) for path in (tmp_path / "runs/one/checkpoints").iterdir())
     assert 10 <= step < 150 and f"after step {step}, which is saved" in errors
-    again = verb("sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs")
-    assert again.status == 0 and f"resumed after step {step}" in again.err, again.err
-    assert [row["step"] for row in resume.rows(tmp_path / "runs/one")] == [*range(1, 151)]
+    fake = fake_verbs(monkeypatch)
+    sweep.run(str(path), str(tmp_path / "runs"))
+    assert fake.calls == [("pretrain", "one"), ("evaluate", "one")]
 
 
 @pytest.mark.parametrize(
@@ -562,8 +618,14 @@ def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
 
 
 def test_a_file_that_is_no_sweep_is_rejected(tiny, tmp_path):
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match=r"--sweep=.*none\.py: there is no such file; pass a sweep file, such as"):
         sweep.load_members(str(tmp_path / "none.py"), str(tmp_path))
+    with pytest.raises(UserError, match=r"no sweep has that name .*; did you mean 'ablations/positions'"):
+        sweep.load_members("ablations/position", str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"no sweep has that name .*; choose from: ablations/albert_embedding, .*span_length$"
+    ):
+        sweep.load_members("zzzzzz", str(tmp_path))
     with pytest.raises(UserError, match="has no `base`"):
         sweep.load_members(str(tiny / "tiny.py"), str(tmp_path))
     (tmp_path / "base.py").write_text("base = 3\noverrides = []\n")

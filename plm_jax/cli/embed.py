@@ -34,7 +34,7 @@ _INPUT = flags.DEFINE_string(
     "Dataset.save_to_disk (required)",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "file for the vectors: .npy, .parquet or .jsonl (required)")
-_TEXT = flags.DEFINE_string("text", "text", "column of the text; the lines of a .txt file are in `text`")
+_TEXT = flags.DEFINE_string("text", "text", "column of the text; the only column of a .txt file is `text`")
 _POOLING = flags.DEFINE_enum(
     "pooling",
     "mean",
@@ -56,7 +56,7 @@ def main() -> None:
 
     if target.rpartition(".")[2] not in ("npy", "parquet", "jsonl"):
         raise UserError(f"--output={target}: use a file that ends in .npy, .parquet or .jsonl")
-    rows = tables.read(source)
+    rows = tables.read(source, target)
     make = tables.example_maker(None, None, [_TEXT.value])
     _MODULES.load()
     with progress.doing("loading JAX"):
@@ -78,7 +78,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Generator[Write]:
-    """Yields a function that appends rows and their vectors to a file, which is created when the context ends."""
+    """Yields a function that appends rows and their vectors to a file; the file is created when the context ends."""
     from plm_jax.inference import tables
 
     if not path.endswith(".npy"):

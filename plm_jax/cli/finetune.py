@@ -8,20 +8,23 @@ the same command again resumes the run. With --seeds=0,1,2, one model per seed i
 DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
 
 With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, .parquet or a folder of
-`Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The labels and the maximum length of texts come from
-the table, and the hyperparameters from the family of the model. The labels are printed with their counts. A label that
-occurs only in the --validation table is an error. These flags name the columns:
+`Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The labels come from the table, and are printed with
+their counts. A label that occurs only in the --validation table is an error. The maximum length of a text is chosen so
+that nearly all texts of the table fit, up to the limit of the model; for --answer, it is 384 tokens. The
+hyperparameters are the defaults for the family of the model, such as BERT or T5.
+
+The model learns to predict one of the following, depending on the flags that name the columns:
 
   class of a text       --text=COLUMN --label=COLUMN       each distinct value is a class
   class of a pair       --text=COLUMN,COLUMN --label=COLUMN
-  labels of a text      --text=COLUMN --labels=COLUMN      a list, or a text such as `a,b`; may be empty
+  labels of a text      --text=COLUMN --labels=COLUMN      a list, or a string such as `a,b`; may be empty
   score of a text       --text=COLUMN --score=COLUMN
   tags of words         --text=COLUMN --tags=COLUMN        a list of words and a list with a tag for each word
   answer in a context   --question=COLUMN --context=COLUMN --answer=COLUMN
-  choice                --text=COLUMN --choices=COLUMN --label=COLUMN
+  multiple choice       --text=COLUMN --choices=COLUMN --label=COLUMN
 
 With --labels or --score, --text may also name two columns. Overrides such as --config.schedule.learning_rate=1e-4
-are included in the config that is written.
+are written to the config.
 
 examples:
   plm_jax finetune --train=reviews.csv --text=review --label=stars --checkpoint=runs/demo-bert-0 --workdir=runs/stars
@@ -42,10 +45,12 @@ _TRAIN = flags.DEFINE_string("train", None, "table of training examples, instead
 _VALIDATION = flags.DEFINE_string("validation", "", "table of validation examples (default: a tenth of --train)")
 _TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns, such as premise,hypothesis")
 _LABEL = flags.DEFINE_string(
-    "label", "", "column of the class of each text; with --choices, of the correct choice, as text or as index from 0"
+    "label",
+    "",
+    "column of the class of each text; with --choices, column of the correct choice: its text, or its index from 0",
 )
 _LABELS = flags.DEFINE_string(
-    "labels", "", "column with any number of labels of each text: a list, or a text such as a,b"
+    "labels", "", "column with any number of labels per text: a list, or a string such as a,b"
 )
 _SCORE = flags.DEFINE_string("score", "", "column of the number to predict")
 _TAGS = flags.DEFINE_string("tags", "", "column with a list of tags, one for each word of the list in --text")

@@ -15,9 +15,9 @@ it, as `generate` does. The output has the rows of the input, in the same order,
 
 The output is a .jsonl, .csv, .tsv or .parquet file. The input may also be a .txt file with one text per line, an .arrow
 file, a .gz file (.jsonl.gz, .csv.gz or .tsv.gz) or a folder of Dataset.save_to_disk. The input needs no labels. By
-default, the texts are in the columns that the model was trained on. For a model that was not trained by plm_jax, they
-are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices. For rows without
-text, the prediction is that of an empty text, and a warning reports how many there are.
+default, the texts are in the columns that the model was trained on. For a model that was not trained by plm_jax, the
+columns are `text`, or `question` and `context` for answers, or `question` and `choices` for multiple choice. For rows
+without text, the prediction is that of an empty text, and a warning reports how many there are.
 
 examples:
   plm_jax predict --checkpoint=runs/demo-sentiment --input=new.csv --output=predictions.csv
@@ -58,7 +58,7 @@ def main() -> None:
     from plm_jax.inference import tables
 
     tables.check_output(target)
-    rows = tables.read(source)
+    rows = tables.read(source, target)
     _MODULES.load()
     with progress.doing("loading JAX"):
         command_line.start_jax()

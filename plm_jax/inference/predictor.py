@@ -1,7 +1,7 @@
 """Predictions with a fine-tuned model's task head.
 
-Examples are tokenized as in a prepared source, and the objective and the layout that `evaluate` uses turn them into
-rows. A model thus has the same outputs here and in `evaluate`.
+Examples are tokenized as in a prepared source. The objective and the layout of `evaluate` turn the examples into rows,
+so that a model has the same outputs here and in `evaluate`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import ExampleError
 from plm_jax.data import cache
 from plm_jax.data.cache.columns import OFFSETS, SENTENCE_STARTS, gather
 from plm_jax.data.labeled import metrics, spans
@@ -44,11 +44,11 @@ _MOST_SPECIAL = 16
 
 
 class Predictor:
-    """Predicts labels of examples in batches of similar length.
+    """A predictor that runs one task head on batches of examples of similar length.
 
     Attributes:
       objective: objective that makes the rows.
-      length: maximum number of tokens in a row; None for no limit.
+      length: maximum number of tokens in a row; None: no limit.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Predictor:
 
         Args:
           pretrained: the model, with its parameters in memory.
-          head: its task head.
-          module: its Linen module.
-          vocabulary: its vocabulary.
+          head: task head of the model.
+          module: Linen module of the model.
+          vocabulary: vocabulary of the model.
           batch_size: number of rows in a batch.
         """
         self._pretrained, self._head, self._module = pretrained, head, module
@@ -84,7 +84,7 @@ class Predictor:
         """Returns a prediction for each example.
 
         Args:
-          examples: see `LanguageModel.predict`.
+          examples: list of examples, in the forms that `LanguageModel.predict` accepts.
           advance: called with the number of rows in each finished batch.
 
         Raises:
@@ -101,9 +101,9 @@ class Predictor:
         return [predictions[number] for number in range(len(examples))]
 
     def _parse(self, number: int, example: Any) -> tuple[Any, ...]:
-        """Returns the texts of an example; a list of words is one of them."""
-        kind, expected = self._head.kind, _EXAMPLES[self._head.kind]
-        if isinstance(example, Mapping):
+        """Returns the texts of an example; a list of words counts as one text."""
+        kind, expected, original = self._head.kind, _EXAMPLES[self._head.kind], example
+        if isinstance(example, Mapping) and kind != "tags":
             names = _NAMES.get(kind, ())
             example = tuple(example[name] for name in (names if set(example) == set(names) else example))
         is_sequence = isinstance(example, list | tuple)
@@ -118,7 +118,8 @@ class Predictor:
             texts = tuple(example) if is_sequence and len(example) == 2 else ()
         is_text = kind == "tags" or all(isinstance(text, str) for text in texts)
         if not texts or not is_text or (len(texts) > 1 and self.objective.rows == "elmo"):
-            raise UserError(f"example {number} does not fit the task of the model: expected {expected}")
+            problem = f"does not fit the task of the model: expected {expected}"
+            raise ExampleError(f"example {number}", original, problem)
         return texts
 
     def _predict(self, examples: Sequence[tuple[Any, ...]], advance: Callable[[int], Any]) -> list[Prediction]:
@@ -152,7 +153,7 @@ class Predictor:
     def _labels(
         self, examples: Sequence[Any], texts: Sequence[tuple[str, ...]], table: cache.MemoryTable
     ) -> dict[str, list[Any]]:
-        """Returns the columns of examples whose labels are unknown."""
+        """Returns the columns that a labeled source has in addition to its texts, with placeholders for the labels."""
         kind, number = self._head.kind, len(texts)
         if kind == "span":
             contexts = [np.frombuffer(context.encode("utf-8"), np.uint8) for context, _ in texts]
@@ -235,7 +236,11 @@ def _objective(kind: str, architecture: str, length: int | None) -> objectives.L
 
 
 def _special(pretrained: Pretrained) -> objectives.Special:
-    """Returns the special ids of a model, with the frame of the texts that a decoder reads."""
+    """Returns the special ids of a model.
+
+    For a decoder, the result also contains the ids around and between texts, unless a run of this package trained the
+    decoder on labeled examples.
+    """
     section = model_text.section(pretrained)
     special = objectives.Special.of(section, pretrained.model.vocab_size)
     run = pretrained.run
@@ -262,7 +267,7 @@ def _size(example: Mapping[str, np.ndarray]) -> int:
 
 
 def _cut(name: str, array: np.ndarray, length: int) -> np.ndarray:
-    """Returns an input of a model with rows of `length`."""
+    """Truncates the rows of a model's input to `length` tokens."""
     return array[..., :length, :] if name == "characters" else array[..., :length]
 
 
@@ -286,7 +291,10 @@ def _answer(rows: LabeledRows, outputs: Sequence[np.ndarray], document: int) -> 
 
 
 def _probabilities(window: spans.AnswerWindow) -> list[np.ndarray]:
-    """Returns the probabilities of the starts and of the ends, among the context's tokens and that for no answer."""
+    """Returns two arrays: each token's probability of being the start, and of being the end of the answer.
+
+    Only the tokens of the context and the token for "no answer" have probabilities above 0.
+    """
     is_candidate = window.begins[: len(window.starts)] >= 0
     is_candidate[window.null] = True
     return [_softmax(np.where(is_candidate, scores, -np.inf)) for scores in (window.starts, window.ends)]

@@ -1,4 +1,4 @@
-"""Tables of examples to predict, and of predictions: JSON Lines, CSV, TSV and Parquet, by the extension of a file."""
+"""Tables of examples and of predictions. The file extension selects JSON Lines, CSV, TSV or Parquet."""
 
 import contextlib
 import csv
@@ -14,12 +14,13 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import ExampleError, UserError
 from plm_jax.data.sources import row_fields, tables, templates
 from plm_jax.inference.predictions import PREFIX
 
 Row = Mapping[str, Any]
-FORMATS = ("jsonl", "csv", "tsv", "parquet")
+_TEXT_FORMATS = ("jsonl", "csv", "tsv")
+FORMATS = (*_TEXT_FORMATS, "parquet")
 # Columns of an example if the run does not name any, by the kind of the task head.
 _COLUMNS = {"span": ("question", "context"), "choice": ("question", "choices")}
 _TEXT = "text"
@@ -27,17 +28,22 @@ _TEXT = "text"
 _BATCHES_PER_CHUNK = 64
 
 
-def read(path: str) -> Iterator[tuple[str, Row]]:
-    """Returns the location and the fields of each row of a table, or of each line of a .txt file, as `text`.
+def read(path: str, output: str) -> Iterator[tuple[str, Row]]:
+    """Returns an iterator of the pairs (location, fields) of a table's rows.
 
-    The first row is read at once, so that a wrong file is reported before a model is loaded.
+    Each line of a .txt file is a row with the field `text`. The first row is read immediately, so that an invalid file
+    is reported before a model is loaded.
+
+    Args:
+      output: file to which the columns will be copied. If this is a Parquet file, columns may have any Arrow type.
 
     Raises:
-      UserError: the file is missing, damaged or empty.
+      UserError: the file is missing, damaged or empty, or has a column that cannot be copied to the output.
     """
     if not storage.exists(path):
         raise UserError(f"there is no file at {path}: check --input")
-    rows = _read_lines(path) if path.endswith(".txt") else tables.read_rows(path)
+    other_types = "text" if output.rpartition(".")[2] in _TEXT_FORMATS else "keep"
+    rows = _read_lines(path) if path.endswith(".txt") else tables.read_rows(path, other_types=other_types)
     first = list(itertools.islice(rows, 1))
     if not first:
         raise UserError(f"{path} has no rows: check --input")
@@ -51,23 +57,31 @@ def process(
     description: str,
     write: Callable[[Sequence[Row], list[Any]], None],
 ) -> str:
-    """Passes rows and their examples to a function in chunks of many batches, with a progress bar.
+    """Passes rows and their examples to `write` in chunks of many batches, and shows a progress bar.
 
-    Prints a warning with the number of rows without text and the location of the first one.
+    If there are rows without text, prints a warning with the number of such rows and the location of the first such
+    row.
 
     Args:
       make: function that turns the location and the fields of a row into an example.
-      write: function of rows and their examples.
+      write: function that is called with a chunk of rows and their examples.
 
     Returns:
-      The number of rows and the time, for a summary.
+      A string with the number of rows and the elapsed time, for a summary.
+
+    Raises:
+      UserError: `write` raised an error. If an example caused the error, the message contains its location.
     """
     began, number, empty = time.monotonic(), 0, []
     with tqdm(desc=description, unit=" rows", disable=None) as progress_bar:
         while chunk := list(itertools.islice(rows, _BATCHES_PER_CHUNK * batch_size)):
             examples = [make(*row) for row in chunk]
             empty += [location for (location, _), example in zip(chunk, examples, strict=True) if _is_empty(example)]
-            write([row for _, row in chunk], examples)
+            try:
+                write([row for _, row in chunk], examples)
+            except ExampleError as error:
+                # Equal examples have the same problem.
+                raise UserError(f"{chunk[examples.index(error.example)][0]} {error.problem}") from error
             number += len(chunk)
             progress_bar.update(len(chunk))
     if empty:
@@ -78,7 +92,7 @@ def process(
 
 
 def _is_empty(example: Any) -> bool:
-    """Whether no text of an example has a character that is not white space."""
+    """Whether all texts of an example are empty or only white space."""
     return not example.strip() if isinstance(example, str) else all(map(_is_empty, example))
 
 
@@ -98,9 +112,10 @@ def example_maker(run: config.Run | None, kind: str | None, names: Sequence[str]
     """Returns the function that turns the location and the fields of a row into an example.
 
     Args:
-      run: run that trained the model; its sources name the columns, or the template of the inputs.
-      kind: kind of the model's task head; None for a model without one.
-      names: columns of the texts; empty for those of the run, or for `text`.
+      run: run that trained the model; the run's sources define the columns of the texts, or a template of the inputs.
+      kind: kind of the model's task head; None for a model without a task head.
+      names: columns of the texts. If empty, the columns are taken from the run or, if the run defines no columns, from
+        the task, such as `question` and `context`, or `text`.
 
     Raises:
       UserError: the number of columns does not fit the task.
@@ -140,7 +155,10 @@ def _form_columns(form: config.Form) -> tuple[str, ...]:
 
 
 def _value(location: str, row: Row, name: str, kind: str | None) -> Any:
-    """Returns a text; for `kind` "tags" a text or a list of words, for "choice" a list of texts."""
+    """Returns the value of a field.
+
+    The value is a list of texts for kind "choice", a text or a list of words for kind "tags", otherwise a text.
+    """
     if name not in row:
         raise UserError(tables.missing_column(location, row, name, "--text selects another one"))
     value = row[name]
@@ -156,7 +174,7 @@ def _value(location: str, row: Row, name: str, kind: str | None) -> Any:
 
 
 def check_output(path: str) -> str:
-    """Returns the format of an output file.
+    """Returns the format of an output file, which is its extension.
 
     Raises:
       UserError: the format is unknown.
@@ -218,7 +236,10 @@ def _csv_writer(file: BinaryIO, delimiter: str) -> Generator[Callable[[Sequence[
 
 @contextlib.contextmanager
 def _parquet_writer(file: BinaryIO) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Yields a function that writes rows as Parquet, with the types of the first rows."""
+    """Yields a function that writes rows as Parquet, with the types of the first rows.
+
+    A value may be an Arrow array of length 1.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -228,10 +249,12 @@ def _parquet_writer(file: BinaryIO) -> Generator[Callable[[Sequence[Row]], None]
         def write(rows: Sequence[Row]) -> None:
             nonlocal writer
             try:
-                table = pa.Table.from_pylist([dict(row) for row in rows], None if writer is None else writer.schema)
+                table = _arrow_table(rows, None if writer is None else writer.schema)
                 if writer is None:
                     table = table.cast(pa.schema([_known(field) for field in table.schema]))
                     writer = stack.enter_context(pq.ParquetWriter(file, table.schema))
+            except pa.ArrowNotImplementedError as error:
+                raise UserError(f"Parquet cannot store a column ({error}): convert or remove this column") from error
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise UserError(f"rows differ in the types of their columns ({error}): write .jsonl instead") from error
             writer.write_table(table)
@@ -251,11 +274,24 @@ def _parquet_writer(file: BinaryIO) -> Generator[Callable[[Sequence[Row]], None]
         yield write
 
 
+def _arrow_table(rows: Sequence[Row], schema: Any) -> Any:
+    """Returns an Arrow table of rows. The types come from the schema or, if it is None, from the values."""
+    import pyarrow as pa
+
+    names = [name for name, value in rows[0].items() if isinstance(value, pa.Array)]
+    columns = {name: pa.concat_arrays([row[name] for row in rows]) for name in names}
+    plain = [{name: value for name, value in row.items() if name not in columns} for row in rows]
+    plain_schema = schema and pa.schema([field for field in schema if field.name not in columns])
+    table = pa.Table.from_pylist(plain, plain_schema)
+    columns |= {name: table.column(name) for name in table.column_names}
+    return pa.table({name: columns[name] for name in rows[0]}, schema)
+
+
 def joined(rows: Iterable[Row], predicted: Iterable[Row], location: str) -> list[Row]:
-    """Returns the rows with the columns of their predictions.
+    """Returns the rows with the columns of their predictions added.
 
     Raises:
-      UserError: a row already has such a column.
+      UserError: a row already has a column with the name of a column of its prediction.
     """
     merged = []
     for row, columns in zip(rows, predicted, strict=True):

@@ -1,4 +1,4 @@
-"""Writes the config of a fine-tuning run from a table, the names of its columns and a checkpoint."""
+"""Config of a fine-tuning run, written from a table, the names of its columns and a checkpoint."""
 
 import collections
 import functools
@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +18,21 @@ from plm_jax import config
 from plm_jax.common import overrides, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import row_fields, tables
+from plm_jax.data.sources.corpus import BadRow, Skipped, read_or_skip
 from plm_jax.hub import families
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.runs import model_text
+from plm_jax.runs import model_text, run_directory
 
-# Recipes of `configs/tasks/recipes.py` by Hugging Face's family; BERT's for all others.
+# Recipes of `configs/tasks/recipes.py` by Hugging Face's family; all other families use the recipe of BERT.
 RECIPES = {"roberta": "roberta", "electra": "electra", "openai-gpt": "gpt1", "bart": "bart"}
 # Arguments of objectives by recipe.
 _RECIPE_SETTINGS = {"gpt1": "**recipes.RECIPES['gpt1'].objective"}
-_BATCH_SIZE = 32  # Of every recipe.
+_BATCH_SIZE = 32  # Batch size of every recipe.
 _MAX_LABELS = 1000
-_MAX_FRACTIONS = 20  # More classes that are not whole numbers are scores.
-_MIN_EQUAL = 20  # Rows, of which two must have the same class.
+_MAX_FRACTIONS = 20  # Maximum number of classes that are fractional numbers; more are taken for scores.
+_MIN_EQUAL = 20  # Number of rows from which two must have the same class.
 _MAX_SHOWN = 20  # Labels that are printed with their counts.
+_MAX_SCALE = 10  # Of scores: absolute mean and standard deviation without a warning.
 # Rows whose texts are tokenized to choose the length, and the share of them that need not be truncated.
 _SAMPLE_ROWS, _SHARE_WHOLE = 2000, 0.99
 _LENGTH_MULTIPLE, _SPAN_LENGTH, _DEFAULT_MAX = 16, 384, 512
@@ -55,6 +59,8 @@ def get_config():
     run = recipes.run({recipe!r}, objectives.{objective}, {{{source!r}: source}}, length={length})
     return config.overridden(run, SETTINGS)
 '''
+# Last line of the file; the CRC-32 of the lines above shows whether a user has edited them.
+_CHECKSUM = "\n\n# CRC-32 {:08x}. Until training begins, `finetune --train` replaces this file unless it was edited.\n"
 _SETTINGS = re.compile(r"^SETTINGS = \{.*?^\}$", re.MULTILINE | re.DOTALL)
 # Fields of the recipe that the file shows.
 _SHOWN = ("schedule.learning_rate", "train.epochs", "train.batch_size")
@@ -70,13 +76,18 @@ _OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a table, as the flags of `finetune` name them; empty if the table has no such column.
+    """Names of columns of a table: one field per column flag of `finetune`; empty if the flag is not set.
 
     Attributes:
       text: columns of the texts, one or two.
-      label, labels, score, tags, choices: columns of a class, of several labels, of a number, of a tag for each word,
-        and of the choices among which `label` is the correct one.
-      question, context, answer: columns of questions about contexts.
+      label: column of the class or, if `choices` is set, of the correct choice.
+      labels: column with a list of labels in each row.
+      score: column of the score, a number.
+      tags: column with a list of tags in each row, one per word.
+      choices: column of the choices, one of which is correct.
+      question: column of the question about a context.
+      context: column of the context of a question.
+      answer: column of the answer to a question.
     """
 
     text: tuple[str, ...] = ()
@@ -94,7 +105,7 @@ class Columns:
         """Kind of the form.
 
         Raises:
-          UserError: the columns are not those of one form.
+          UserError: the columns do not belong to exactly one form.
         """
         targets = {name: getattr(self, name) for name in ("label", "labels", "score", "tags", "answer")}
         named = [name for name, column in targets.items() if column]
@@ -122,7 +133,7 @@ class Columns:
             raise UserError(f"--text names {len(self.text)} columns: pass {'one or two' if most == 2 else 'one'}")
 
     def form(self) -> dict[str, str]:
-        """Returns the fields of the form that are names of columns."""
+        """Returns a dict from fields of the form to the names of their columns."""
         kind = self.kind
         if kind == "span":
             return {"question": self.question, "context": self.context, "answers": self.answer}
@@ -145,25 +156,26 @@ def write(
 ) -> list[str]:
     """Writes the config file of a fine-tuning run.
 
+    An existing file with other contents is replaced only if nobody has edited it and no run has begun in its folder.
+
     Args:
       path: path of the config file.
       train, validation: paths of the tables; `validation` may be empty.
       pretrained: the model, without its weights.
-      changes: overrides of fields by flags, which the file contains.
+      changes: overrides of fields by flags, which are written to the file.
 
     Returns:
-      Lines to print: the labels of the training table with their counts, and the path if the file is new.
+      Lines to print: the labels of the training table with their counts, the bad rows that were skipped, and the path
+      if the file was written.
 
     Raises:
-      UserError: a table cannot be read or lacks a column, the labels are not labels, a label occurs only in
-        `validation`, or the path has another config.
+      UserError: a table cannot be read or lacks a column, a column does not contain labels, a label occurs only in
+        `validation`, or there is a different config at `path` that was edited or used for training.
     """
     kind = columns.kind
-    rows = _Rows(kind, columns)
-    rows.read(train)
-    if validation:
-        rows.check(validation, train)
     name = _source_name(train)
+    rows = _Rows(kind, columns, Skipped() if dict(changes).get("data.bad_rows") == "skip" else None)
+    rows.read(name, train, validation)
     length = _SPAN_LENGTH if kind == "span" else rows.length(pretrained)
     length = min(length, pretrained.max_length or length)
     recipe = RECIPES.get(_family_kind(pretrained), "bert")
@@ -184,36 +196,46 @@ def write(
         length=length,
     )
     content = _with_settings(template, path, rows.validation_interval(), changes)
-    lines = [f"labels of {train}: {counts}"] if (counts := rows.label_counts()) else []
+    lines = rows.report(train)
+    rows.warn_of_scale(train)
     if storage.exists(path):
-        _check_equal(path, content)
-        return lines
-    storage.write(path, content.encode("utf-8"))
+        existing = storage.read(path).decode("utf-8")
+        if _body(existing) == content:
+            return lines
+        if existing != _with_checksum(_body(existing)) or run_directory.has_begun(os.path.dirname(path)):
+            raise _differs(path, _body(existing), content)
+    storage.write(path, _with_checksum(content).encode("utf-8"))
     return [*lines, f"wrote {path}"]
 
 
-def _check_equal(path: str, content: str) -> None:
-    """Raises a `UserError` if the config file at a path has another content."""
-    existing = storage.read(path).decode("utf-8")
-    if existing == content:
-        return
+def _with_checksum(body: str) -> str:
+    return body + _CHECKSUM.format(zlib.crc32(body.encode("utf-8")))
+
+
+def _body(existing: str) -> str:
+    """Returns the contents of a config file without its checksum."""
+    return existing.partition(_CHECKSUM.partition("{")[0])[0]
+
+
+def _differs(path: str, existing: str, content: str) -> UserError:
+    """Returns the error for a config file at a path that must not be replaced by other content."""
     if _SETTINGS.sub("", existing) == _SETTINGS.sub("", content):
-        raise UserError(
+        return UserError(
             f"the SETTINGS of {path} differ from those of this table and these flags: pass --config={path} and the "
             "flags instead of --train, or another --workdir"
         )
-    raise UserError(
+    return UserError(
         f"{path} was written for another table or other flags, or edited: pass --config={path} instead of --train, or "
         "another --workdir"
     )
 
 
 def _with_settings(template: Callable[..., str], path: str, every: int, changes: Sequence[tuple[str, str]]) -> str:
-    """Returns the config file at a path with the values of the recipe and of flags.
+    """Returns the contents of a config file for `path`, with SETTINGS from the recipe and the flags.
 
     Args:
-      template: function from the lines of SETTINGS to the file.
-      every: steps between validations.
+      template: function from the lines of SETTINGS to the contents of the file.
+      every: number of steps between validations.
     """
     settings = {
         "evaluation.every": every,
@@ -244,62 +266,81 @@ def _field(tree: Any, name: str) -> Any:
 class _Rows:
     """Labels, sizes and texts of the rows of tables."""
 
-    def __init__(self, kind: str, columns: Columns):
-        self._kind, self._columns = kind, columns
+    def __init__(self, kind: str, columns: Columns, skipped: Skipped | None):
+        self._kind, self._columns, self._skipped = kind, columns, skipped
         self._labels: collections.Counter[str] = collections.Counter()
         self._sample: list[tuple[str, ...]] = []
         self._count, self._num_choices, self._can_be_empty = 0, 0, False
+        self._score_sum, self._score_squares = 0.0, 0.0
 
-    def read(self, path: str) -> None:
-        """Reads the training table.
-
-        Raises:
-          UserError: the table is missing, damaged or empty, lacks a column, or has too many labels.
-        """
-        for location, row in self._rows(path):
-            self._labels.update(self._labels_of(location, row))
-            if len(self._labels) > _MAX_LABELS:
-                raise UserError(
-                    f"column '{self._label_column}' has more than {_MAX_LABELS} different values by {location}: pass "
-                    "--score for numbers, or another column"
-                )
-            self._count += 1
-            if len(self._sample) < _SAMPLE_ROWS:
-                self._sample.append(self._texts(row))
-
-    def check(self, path: str, train: str) -> None:
-        """Reads the validation table of the training table `train`.
+    def read(self, name: str, train: str, validation: str) -> None:
+        """Reads the tables of a source; `validation` may be empty.
 
         Raises:
-          UserError: the table is missing, damaged or empty, lacks a column, or has a label that `train` lacks.
+          UserError: a table is missing, damaged or empty, lacks a column, or has too many labels or bad rows, or
+            `validation` has a label that `train` lacks.
         """
-        for location, row in self._rows(path):
-            for label in self._labels_of(location, row):
-                if label not in self._labels:
-                    raise UserError(
-                        f"{location} has {row_fields.brief(label)} in '{self._label_column}', which no row of "
-                        f"{train} has: fix or remove this row, or add examples of it to the training table"
-                    )
+        self._read_table(train, self._add)
+        if self._skipped:
+            self._skipped.check(name)
+        if validation:
+            self._read_table(validation, functools.partial(self._check, train))
+        if self._skipped:
+            self._skipped.check(name)
 
-    def _rows(self, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yields the location and the fields of each row of a table, after a check of its columns."""
+    def _read_table(self, path: str, read: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Passes the location and the fields of each row of a table to a function."""
         names = [value for value in self._columns.form().values() if value]
-        is_empty = True
-        for location, row in tables.read_rows(path, names, names):
+
+        def read_row(row: tables.TableRow) -> None:
+            fields = row.fields
             for name in names:
-                if name not in row:
-                    raise UserError(tables.missing_column(location, row, name))
+                if name not in fields:
+                    raise BadRow(tables.missing_column(row.location, fields, name))
+            read(row.location, fields)
+
+        is_empty = True
+        for row in tables.file_or_folder_rows(path, names, names):
+            read_or_skip(functools.partial(read_row, row), self._skipped)
             is_empty = False
-            if self._kind == "choice":
-                choices = tables.cell_value(row[self._columns.choices])
-                self._num_choices = max(self._num_choices, len(choices) if isinstance(choices, list) else 0)
-            elif self._kind == "span":
-                answers = tables.cell_value(row[self._columns.answer])
-                texts = answers.get("text") if isinstance(answers, Mapping) else answers
-                self._can_be_empty |= not texts
-            yield location, row
         if is_empty:
             raise UserError(f"{path} has no rows: add examples, or pass another file")
+
+    def _add(self, location: str, row: Mapping[str, Any]) -> None:
+        """Counts a row of the training table."""
+        score = self._score_of(location, row)
+        self._score_sum, self._score_squares = self._score_sum + score, self._score_squares + score * score
+        self._labels.update(self._labels_of(location, row))
+        if len(self._labels) > _MAX_LABELS:
+            raise UserError(
+                f"column '{self._label_column}' has more than {_MAX_LABELS} different values by {location}: pass "
+                "--score for numbers, or another column"
+            )
+        self._count += 1
+        self._measure(row)
+        if len(self._sample) < _SAMPLE_ROWS:
+            self._sample.append(self._texts(row))
+
+    def _check(self, train: str, location: str, row: Mapping[str, Any]) -> None:
+        """Checks a row of the validation table; raises `BadRow` if it has a label that no row of `train` has."""
+        self._score_of(location, row)
+        for label in self._labels_of(location, row):
+            if label not in self._labels:
+                raise BadRow(
+                    f"{location} has {row_fields.brief(label)} in '{self._label_column}', which no row of {train} has: "
+                    "fix or remove this row, or add examples of it to the training table"
+                )
+        self._measure(row)
+
+    def _measure(self, row: Mapping[str, Any]) -> None:
+        """Updates the number of choices, and whether a question may have no answer."""
+        if self._kind == "choice":
+            choices = tables.cell_value(row[self._columns.choices])
+            self._num_choices = max(self._num_choices, len(choices) if isinstance(choices, list) else 0)
+        elif self._kind == "span":
+            answers = tables.cell_value(row[self._columns.answer])
+            texts = answers.get("text") if isinstance(answers, Mapping) else answers
+            self._can_be_empty |= not texts
 
     @property
     def _label_column(self) -> str:
@@ -315,14 +356,18 @@ class _Rows:
         if self._kind == "labels" and not isinstance(values, list):
             values = re.split("[,;|]", content) if isinstance(content, str) else [] if content is None else [content]
         if not isinstance(values, list):
-            raise UserError(f"{location} has {row_fields.brief(content)} in '{column}': expected a list of labels")
+            raise BadRow(f"{location} has {row_fields.brief(content)} in '{column}': expected a list of labels")
         if self._kind == "labels":
             stripped = [value.strip() if isinstance(value, str) else value for value in values]
             values = [value for value in stripped if value != ""]
         for value in values:
             if value is None or value == "" or isinstance(value, list | Mapping):
-                raise UserError(f"{location} has {row_fields.brief(value)} in '{column}': expected a label")
+                raise BadRow(f"{location} has {row_fields.brief(value)} in '{column}': expected a label")
         return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+    def _score_of(self, location: str, row: Mapping[str, Any]) -> float:
+        """Returns the score of a row; 0 if the rows have no scores."""
+        return float(row_fields.number(location, row, self._columns.score)) if self._kind == "score" else 0.0
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         columns = self._columns
@@ -337,7 +382,8 @@ class _Rows:
         """Returns the fields of the form that depend on the rows.
 
         Raises:
-          UserError: there are fewer than two labels or choices, or so many fractional numbers that they must be scores.
+          UserError: there are fewer than two labels or choices, the labels look like scores, or every row has a
+            different class.
         """
         if self._kind == "choice":
             if self._num_choices < 2:
@@ -360,11 +406,25 @@ class _Rows:
             )
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
-    def label_counts(self) -> str:
-        """Returns the labels of the training table with their counts, the most frequent first; "" without labels."""
+    def report(self, train: str) -> list[str]:
+        """Returns lines to print: the labels of the table `train`, the most frequent first, and the skipped rows."""
         counts = self._labels.most_common(_MAX_SHOWN)
-        more = len(self._labels) - len(counts)
-        return ", ".join([f"{label} {count:,}" for label, count in counts] + ([f"{more} more"] if more else []))
+        shown = [f"{label} {count:,}" for label, count in counts]
+        if more := len(self._labels) - len(counts):
+            shown.append(f"{more} more")
+        lines = [f"labels of {train}: {', '.join(shown)}"] if shown else []
+        return lines + ([self._skipped.report(train)] if self._skipped and self._skipped.bad else [])
+
+    def warn_of_scale(self, train: str) -> None:
+        """Warns if the scores of the table `train` are not of order 1, the scale of the outputs of a new head."""
+        mean = self._score_sum / max(self._count, 1)
+        deviation = math.sqrt(max(self._score_squares / max(self._count, 1) - mean**2, 0.0))
+        if max(abs(mean), deviation) > _MAX_SCALE:
+            warnings.warn(
+                f"column '{self._columns.score}' of {train} has mean {mean:.4g} and standard deviation "
+                f"{deviation:.4g}: scale the scores to about 0 to 1 for faster learning",
+                stacklevel=3,
+            )
 
     def objective_settings(self, length: int) -> str:
         """Returns the arguments of the objective that depend on the rows and their length."""
@@ -400,7 +460,7 @@ def _is_fraction(label: str) -> bool:
 
 
 def _label_order(label: str) -> tuple[Any, ...]:
-    """Returns the sort key of a label: `O` first, numbers by value, tags by their type and then B before I."""
+    """Returns a key that sorts `O` first, numbers by value, and tags by type, with B before I for the same type."""
     try:
         return (1, float(label), "")
     except ValueError:
@@ -417,7 +477,7 @@ def _source_name(path: str) -> str:
 
 
 def _family_kind(pretrained: Pretrained) -> str:
-    """Returns the kind of a model's family, or nothing if it has none."""
+    """Returns the kind of a model's family, or "" if the model has no family."""
     try:
         return families.family_of(families.published(pretrained.model)[0], pretrained.family).kind
     except UserError:

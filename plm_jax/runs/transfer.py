@@ -13,6 +13,7 @@ from plm_jax import config, losses, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
+from plm_jax.generation.text_format import MissingVocabularyError
 from plm_jax.hub import families, repositories, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
@@ -24,10 +25,10 @@ _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 
 
 def pin(source: str, workdirs: Iterable[str] = (), field: Sequence[str] = ("init_from",)) -> str:
-    """Returns a source; to a repository of the Hugging Face Hub, it adds the hash of a commit as revision.
+    """Returns a source; in the name of a Hugging Face repository, replaces the revision with a commit hash.
 
-    If `source` has no revision and a run in `workdirs` started from it, the commit is the one that this run recorded,
-    so that the run can be resumed with the same weights. If there is no such run, it is the newest commit.
+    If `source` has no revision and a run in `workdirs` started from it, the commit that this run recorded is used, so
+    that the run can be resumed with the same weights. Otherwise, the latest commit of the revision is used.
 
     Args:
       source: source of a model.
@@ -47,7 +48,10 @@ def pin(source: str, workdirs: Iterable[str] = (), field: Sequence[str] = ("init
 
 
 def with_pinned_weights(run: config.Run, workdirs: Iterable[str] = ()) -> config.Run:
-    """Returns the run with a pinned `train.init_from` and pinned references; arguments and errors as in `pin`."""
+    """Returns the run with pinned `train.init_from` and pinned sources of `train.references`.
+
+    Arguments and errors are those of `pin`.
+    """
     workdirs, train = list(workdirs), run.train
     references = {
         name: dataclasses.replace(reference, source=pin(reference.source, workdirs, ("references", name, "source")))
@@ -62,8 +66,8 @@ def resolve(run: config.Run, source: str) -> config.Run:
 
     Args:
       run: config with absolute paths.
-      source: a run, whose last checkpoint is used, a checkpoint, a converted or a Hugging Face directory, or a
-        repository of the Hugging Face Hub, whose commit the run records.
+      source: a run (its last checkpoint is used), a checkpoint, a converted or a Hugging Face directory, or a
+        repository of the Hugging Face Hub (the run records its commit).
 
     Raises:
       UserError: the source cannot be read, has no vocabulary, or the config does not fit it.
@@ -76,7 +80,7 @@ def resolve(run: config.Run, source: str) -> config.Run:
 def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.Run:
     """Returns a run with the model, vocabulary and special ids of a trained model.
 
-    The identity of the vocabulary names the folder of its caches in `data.cache_dir`.
+    `data.cache_dir` becomes a subfolder that is named after the identity of the vocabulary.
 
     Args:
       init_from: path of the weights, which need not exist yet.
@@ -86,9 +90,7 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
     """
     model, data, objective = run.model, run.data, run.objective
     if pretrained.vocabulary is None:
-        raise UserError(
-            f"{init_from} has no vocabulary: put the files of the vocabulary that the model was trained with next to it"
-        )
+        raise MissingVocabularyError
     run = dataclasses.replace(
         run,
         model=_with_computation(pretrained.model, model),
@@ -108,7 +110,7 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
 
 
 def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> ModelConfig:
-    """Returns a trained model with a config's settings of speed and memory (`_SPEED`), and the new encoder it names."""
+    """Returns `pretrained` with the values of the fields in `_SPEED` and of `source_encoder` in `configured`."""
     speed = {name: getattr(configured, name, None) for name in _SPEED}
     model = pretrained.with_speed(**{name: value for name, value in speed.items() if value is not None})
     if (encoder := getattr(configured, "source_encoder", None)) is None:
@@ -122,7 +124,7 @@ def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> Model
 
 
 def _with_dropout(model: ModelConfig, configured: ModelConfig) -> ModelConfig:
-    """Returns a model with the dropout of a config's, if it has the same rates."""
+    """Returns `model` with the dropout of `configured`, unless the models have different kinds of dropout rates."""
     dropout = configured.dropout
     if isinstance(dropout, float):
         return model.with_dropout(dropout)
@@ -131,13 +133,13 @@ def _with_dropout(model: ModelConfig, configured: ModelConfig) -> ModelConfig:
 
 
 def _without_pairs(model: ModelConfig) -> ModelConfig:
-    """Returns a model without a pooler that classifies pairs."""
+    """Removes the pooler of a model if the pooler classifies pairs."""
     pooler = getattr(model, "pooler", None)
     return dataclasses.replace(model, pooler=NoHead()) if isinstance(pooler, Pooler) and pooler.classes else model
 
 
 def _for_task(run: config.Run, kind: str, configured: ModelConfig, pretrained: Pretrained) -> config.Run:
-    """Returns the run with the head of its task, of this kind, and rows for the kind of its model."""
+    """Returns the run with a task head of this kind, and with an objective for the architecture of its model."""
     train, objective = run.train, run.objective
     labels = next((form.labels for form in _forms(run) if form.labels), ())
     head, saved_head = dict(configured.heads).get(TASK), tasks.head_of(pretrained.model)
@@ -162,7 +164,7 @@ def _for_task(run: config.Run, kind: str, configured: ModelConfig, pretrained: P
 
 
 def _forms(run: config.Run) -> list[config.Form]:
-    """Returns the forms of the labeled sources."""
+    """Returns the forms of the labeled sources of a run."""
     return [source.form for source in run.data.sources.values() if isinstance(source, config.LabeledSource)]
 
 
@@ -175,7 +177,7 @@ def _family(pretrained: Pretrained) -> Family | None:
 
 
 def _with_special_tokens(run: config.Run) -> config.Run:
-    """Returns the run with new ids, at the end of its vocabulary, for special tokens that a decoder's rows need."""
+    """Returns the run with new ids, at the end of its vocabulary, for missing special tokens that its rows need."""
     vocabulary, model, objective = run.vocabulary, run.model, run.objective
     if not isinstance(objective, objectives.LabeledObjective):
         return run
@@ -208,6 +210,6 @@ def _with_special_tokens(run: config.Run) -> config.Run:
 
 
 def _checkpoint_path(source: str, pretrained: Pretrained) -> str:
-    """Returns the absolute path of a source; that of the checkpoint if it is a run."""
+    """Returns the absolute path of a source; for a run, the path of its checkpoint."""
     path = storage.absolute(source).rstrip("/")
     return os.path.join(path, "checkpoints", str(pretrained.step)) if path == pretrained.workdir else path

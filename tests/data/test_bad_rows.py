@@ -65,7 +65,7 @@ def test_bad_lines_are_skipped_counted_and_reported(make, tmp_path, capsys):
     assert "a: skipped 4 bad rows of 404 (" in output
     assert "bad_rows" not in other and manifest["splits"] == other["splits"]
     # What is done with bad rows is a part of what the cache is.
-    with pytest.raises(UserError, match=r"bad.jsonl:9 is not valid JSON"):
+    with pytest.raises(UserError, match=r"bad.jsonl:9 is not valid JSON .*\(--config.data.bad_rows=skip skips"):
         preparation.prepare(make(run.data.sources["a"], "stop"), str(tmp_path / "skipped"), show_progress=False)
 
 

@@ -231,8 +231,7 @@ def typed_columns():
         *(pa.array([{"a": 1}, {"a": None}]), pa.array([[{"a": ["x"]}], []]), pa.array([True, None]), pa.nulls(2)),
     ]
     yield from ((column, "rows") for column in two)
-    kinds = (pa.timestamp("ms"), pa.date32(), pa.date64(), pa.time64("us"), pa.duration("s"), pa.timestamp("us", "UTC"))
-    yield from ((pa.array([0, 1], kind), "error") for kind in kinds)
+    yield pa.array([0, 1], pa.duration("s")), "error"
     yield from ((pa.array([b"a", b"b"], kind), "error") for kind in (pa.binary(), pa.large_binary(), pa.binary(1)))
     yield pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), "error"
     yield pa.array([[b"a"], []]), "error"
@@ -352,7 +351,7 @@ def read(path):
     make = tables.example_maker(None, None, ["text"])
     rows = []
     try:
-        for location, row in tables.read(path):
+        for location, row in tables.read(path, "out.jsonl"):
             assert isinstance(make(location, row), str)
             rows.append({name: str(value) if isinstance(value, str) else value for name, value in row.items()})
     except UserError as error:

@@ -1,7 +1,9 @@
 """Predictions against the pipelines of transformers on the exported model, and against `evaluate`."""
 
 import dataclasses
+import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,23 +13,17 @@ import tokenizers
 import plm_jax
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tasks
-from plm_jax.hub.pretrained import Pretrained
 from plm_jax.inference import predictions, tables
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 
 LABELS = ("negative", "neutral", "positive")
-COUNT = 80
+COUNT = 24
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 # Family, kind of its vocabulary, and the heads that transformers has a pipeline or an Auto class for.
 ENCODERS = {"bert": "uncased", "roberta": "roberta", "albert": "unigram", "electra": "cased", "distilbert": "uncased"}
 CLASSIFIERS = ENCODERS | {"gpt2": "gpt2", "llama": "unigram", "bart": "roberta"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("vocabularies")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +32,9 @@ def transformers():
     return pytest.importorskip("transformers")
 
 
-def with_head(family, vocabulary_kind, kind, folder, labels=()):
+def with_head(family, kind, folder, labels):
     """Returns a random model whose task head depends strongly on its input."""
-    base = exports.pretrained(family, vocabulary_kind, folder)
+    base = exports.pretrained(family, CLASSIFIERS.get(family, "unigram"), folder)
     model = base.model.with_task(tasks.new(kind, base.model, labels, families.registered()[family]))
     special = dict(base.special_ids)
     if model.architecture == "decoder":
@@ -53,19 +49,25 @@ def with_head(family, vocabulary_kind, kind, folder, labels=()):
     return dataclasses.replace(base, model=model, params=params, special_ids=special)
 
 
-def export(pretrained: Pretrained, path):
-    checkpoint_formats.save(str(path), pretrained, "huggingface")
-    return plm_jax.load(path)
+@pytest.fixture(scope="module")
+def export(vocabulary_folder, tmp_path_factory):
+    """Function that writes a random model with a task head. Returns its folder and the model that is loaded from it."""
+
+    @functools.cache
+    def write(family, kind, labels=()):
+        path = str(tmp_path_factory.mktemp(family))
+        checkpoint_formats.save(path, with_head(family, kind, vocabulary_folder, labels), "huggingface")
+        return path, plm_jax.load(path)
+
+    return write
 
 
-@pytest.mark.parametrize(("family", "vocabulary_kind"), list(ENCODERS.items()))
-def test_rows_that_differ_from_those_of_the_tokenizer_are_reported(family, vocabulary_kind, folder, tmp_path, caplog):
-    export(with_head(family, vocabulary_kind, "classes", folder, LABELS), tmp_path / "first").predict("a")
+@pytest.mark.parametrize("family", ENCODERS)
+def test_rows_that_differ_from_those_of_the_tokenizer_are_reported(family, export, tmp_path, caplog):
+    path, lm = export(family, "classes", LABELS)
+    lm.predict("a")
     assert "special tokens" not in caplog.text
-    (tmp_path / "second").mkdir()
-    for path in (tmp_path / "first").iterdir():
-        if path.name != "manifest.json":
-            (tmp_path / "second" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(path, tmp_path / "second", ignore=shutil.ignore_patterns("manifest.json"))
     tokenizer = tmp_path / "second/tokenizer.json"
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"post_processor": None}))
     plm_jax.load(tmp_path / "second").predict("a")
@@ -79,21 +81,21 @@ def texts(count):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_several_labels_equal_transformers(family, folder, transformers, tmp_path):
-    lm = export(with_head(family, CLASSIFIERS[family], "labels", folder, LABELS), tmp_path)
-    lines = [line for line in texts(40) if line.strip() or family in ENCODERS]
-    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
-    for line, prediction in zip(lines, lm.predict(lines), strict=True):
+def test_several_labels_equal_transformers(family, export, transformers):
+    path, lm = export(family, "labels", LABELS)
+    lines = [line for line in texts(COUNT) if line.strip() or family in ENCODERS]
+    pipeline = transformers.pipeline("text-classification", model=path, top_k=None)
+    for line, prediction in zip(lines, lm.predict(lines, batch_size=16), strict=True):
         expected = {each["label"]: each["score"] for each in pipeline([line], truncation=True)[0]}
         assert prediction.probabilities == pytest.approx(expected, abs=1e-4), line
         assert set(prediction.labels) == {label for label, probability in expected.items() if probability > 0.5}
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
-def test_classes_equal_transformers(family, folder, transformers, tmp_path):
-    lm = export(with_head(family, CLASSIFIERS[family], "classes", folder, LABELS), tmp_path)
+def test_classes_equal_transformers(family, export, transformers):
+    path, lm = export(family, "classes", LABELS)
     lines = [line for line in texts(COUNT) if line.strip() or family in ENCODERS]
-    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    pipeline = transformers.pipeline("text-classification", model=path, top_k=None)
     expected = [{each["label"]: each["score"] for each in pipeline([line], truncation=True)[0]} for line in lines]
     predicted = lm.predict(lines)
     for line, probabilities, prediction in zip(lines, expected, predicted, strict=True):
@@ -104,12 +106,12 @@ def test_classes_equal_transformers(family, folder, transformers, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "distilbert"])
-def test_pairs_equal_transformers(family, folder, transformers, tmp_path):
-    lm = export(with_head(family, ENCODERS[family], "classes", folder, LABELS), tmp_path)
-    lines = texts(60)
+def test_pairs_equal_transformers(family, export, transformers):
+    path, lm = export(family, "classes", LABELS)
+    lines = texts(COUNT)
     # The pipeline reads an empty second text as none.
     pairs = [(a, b) for a, b in zip(lines, [*lines[7:], *lines[:7]], strict=True) if b]
-    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    pipeline = transformers.pipeline("text-classification", model=path, top_k=None)
     for (first, second), prediction in zip(pairs, lm.predict(pairs), strict=True):
         expected = pipeline([{"text": first, "text_pair": second}], truncation=True)[0]
         probabilities = {each["label"]: each["score"] for each in expected}
@@ -142,20 +144,20 @@ def test_pairs_of_a_tokenizer_file_equal_transformers(family, transformers, tmp_
         assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), (first, second)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
-def test_scores_equal_transformers(family, folder, transformers, tmp_path):
-    lm = export(with_head(family, CLASSIFIERS[family], "score", folder), tmp_path)
-    lines = [line for line in texts(60) if line.strip() or family in ENCODERS]
-    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), function_to_apply="none")
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_scores_equal_transformers(family, export, transformers):
+    path, lm = export(family, "score")
+    lines = [line for line in texts(COUNT) if line.strip() or family in ENCODERS]
+    pipeline = transformers.pipeline("text-classification", model=path, function_to_apply="none")
     expected = [pipeline([line], truncation=True)[0]["score"] for line in lines]
     np.testing.assert_allclose([prediction.score for prediction in lm.predict(lines)], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ENCODERS)
-def test_tags_equal_transformers(family, folder, transformers, tmp_path):
-    lm = export(with_head(family, ENCODERS[family], "tags", folder, TAGS), tmp_path)
+def test_tags_equal_transformers(family, export, transformers):
+    path, lm = export(family, "tags", TAGS)
     size = lm.config.max_length - 2
-    lines = [line for line in texts(10 * COUNT)[:-1] if len(lm.tokenizer.encode(line)) <= size and "##" not in line]
+    lines = [line for line in texts(800)[:-1] if len(lm.tokenizer.encode(line)) <= size and "##" not in line]
     if family in ("roberta", "albert"):
         # In transformers, a token of white space is a word, and so is each of several tokens of the first character.
         lines = [" ".join(line.split()) for line in lines]
@@ -163,7 +165,7 @@ def test_tags_equal_transformers(family, folder, transformers, tmp_path):
         whole = [(each.ends > each.begins).all() and (each.begins == 0).sum() < 2 for each in encoded]
         lines = [line for line, is_whole in zip(lines, whole, strict=True) if is_whole]
     lines = lines[:COUNT]
-    pipeline = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
+    pipeline = transformers.pipeline("token-classification", model=path, aggregation_strategy="first")
     num_entities = 0
     for line, prediction in zip(lines, lm.predict(lines), strict=True):
         expected = pipeline(line) if line else []
@@ -179,8 +181,8 @@ def test_tags_equal_transformers(family, folder, transformers, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_words_get_a_tag_each(family, folder, tmp_path):
-    lm = export(with_head(family, ENCODERS[family], "tags", folder, TAGS), tmp_path)
+def test_words_get_a_tag_each(family, export):
+    _, lm = export(family, "tags", TAGS)
     words = ["The", "President", "'s", "Message", "naïve", "-"]
     (prediction,) = lm.predict([words])
     assert prediction.words == tuple(words) and len(prediction.tags) == len(words)
@@ -189,13 +191,13 @@ def test_words_get_a_tag_each(family, folder, tmp_path):
 
 
 @pytest.mark.parametrize("family", ENCODERS)
-def test_choices_equal_transformers(family, folder, transformers, tmp_path):
+def test_choices_equal_transformers(family, export, transformers):
     torch = pytest.importorskip("torch")
-    lm = export(with_head(family, ENCODERS[family], "choice", folder), tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path).eval()
-    lines = texts(70)
-    examples = [(lines[i], lines[i + 1 : i + 3 + i % 3]) for i in range(60)]
+    path, lm = export(family, "choice")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(path).eval()
+    lines = texts(COUNT)
+    examples = [(lines[i], lines[i + 1 : i + 3 + i % 2]) for i in range(COUNT - 4)]
     chosen = set()
     for (context, choices), prediction in zip(examples, lm.predict(examples), strict=True):
         encoded = tokenizer([context] * len(choices), choices, truncation=True, padding=True, return_tensors="pt")
@@ -208,14 +210,14 @@ def test_choices_equal_transformers(family, folder, transformers, tmp_path):
 
 
 @pytest.mark.parametrize("family", [*ENCODERS, "xlnet"])
-def test_answers_are_the_best_spans(family, folder, transformers, tmp_path):
+def test_answers_are_the_best_spans(family, export, transformers):
     torch = pytest.importorskip("torch")
-    lm = export(with_head(family, ENCODERS.get(family, "unigram"), "span", folder), tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    path, lm = export(family, "span")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     assert tokenizer.padding_side == ("left" if family == "xlnet" else "right")
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(path).eval()
     # Longer questions are truncated.
-    lines = [line[:40] for line in texts(100) if 0 < len(lm.tokenizer.encode(line[:40])) <= 12]
+    lines = [line[:40] for line in texts(COUNT * 3) if 0 < len(lm.tokenizer.encode(line[:40])) <= 12]
     encoded = lm.tokenizer.encode_spans(lines)
     lines = [line for line, spans in zip(lines, encoded, strict=True) if (spans.ends > spans.begins).all()]
     examples = list(zip(lines[1:], lines, strict=False))
@@ -242,12 +244,12 @@ def test_answers_are_the_best_spans(family, folder, transformers, tmp_path):
         assert prediction.answer == context[prediction.start : prediction.end]
 
 
-def test_examples_are_checked(folder, tmp_path):
-    span = export(with_head("bert", "uncased", "span", folder), tmp_path / "span")
+def test_examples_are_checked(export):
+    _, span = export("bert", "span")
     question, context = "Who wrote it?", "Ada wrote it."
     orders = ({"question": question, "context": context}, {"context": context, "question": question})
     assert len(set(span.predict([(question, context), *orders]))) == 1
-    classes = export(with_head("bert", "uncased", "classes", folder, LABELS), tmp_path / "classes")
+    _, classes = export("bert", "classes", LABELS)
     for lm, example in (
         (classes, "a"),
         (classes, ("a", "b")),
@@ -255,7 +257,10 @@ def test_examples_are_checked(folder, tmp_path):
         *((span, o) for o in orders),
     ):
         assert [lm.predict(example)] == lm.predict([example])
-    for lm, example in ((classes, 5), (classes, ("a", 5)), (classes, ["a", "b", "c"]), (span, question), (span, None)):
+    _, tags = export("bert", "tags", TAGS)
+    bad_classes = ((classes, example) for example in (5, ("a", 5), ["a", "b", "c"]))
+    bad_tags = ((tags, example) for example in ({"text": "a b"}, {"words": ["a", "b"]}, {"first": "a", "second": "b"}))
+    for lm, example in (*bad_classes, *bad_tags, (span, question), (span, None)):
         with pytest.raises(UserError, match="example 0 does not fit the task of the model: expected a "):
             lm.predict([example])
 

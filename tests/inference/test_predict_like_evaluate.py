@@ -4,8 +4,6 @@ import dataclasses
 import json
 import random
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
@@ -13,12 +11,12 @@ from plm_jax import config, objectives
 from plm_jax.data.labeled import metrics, tags
 from plm_jax.evaluation import labeled
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, preparation, transfer
 from tests.support import moods, runs
+from tests.support.random_models import random_params
 
 TAGS = ("O", "B-C", "I-C")
-NUMBER, LENGTH = 60, 24
+NUMBER, LENGTH = 30, 24
 FORMS = {
     "classes": (objectives.Classification(), config.ClassForm(("a", "b", "c"))),
     "pairs": (objectives.Classification(), config.ClassForm(("a", "b", "c"), pair="pair")),
@@ -86,8 +84,7 @@ def test_predictions_give_the_metrics_of_evaluate(name, folder, tmp_path):
         run = dataclasses.replace(run, objective=dataclasses.replace(run.objective, num_choices=3))
     run = transfer.resolve(run, str(folder / "encoder"))
     preparation.prepare(run, show_progress=False)
-    params = nn.unbox(registry.init_params(registry.build(run.model), jax.random.key(1)))
-    params = jax.tree.map(lambda leaf: 3.0 * np.asarray(leaf) + 0.1 * (leaf.ndim == 1), params)
+    params = random_params(run.model, scale=1.0)
     origin = checkpoint_formats.of_run(run, params, str(folder / "encoder"))
     fields = ("run", "special_ids", "family")
     lm = LanguageModel(

@@ -1,12 +1,17 @@
 """`predict` and `embed` on the rows of a table, and the messages that they share with `finetune`."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import plm_jax
+from plm_jax.common.errors import UserError
+from plm_jax.data.sources.tables import read_rows
 from plm_jax.hub import tasks
 from plm_jax.inference import tables
 from plm_jax.runs import checkpoint_formats
@@ -39,6 +44,101 @@ def test_rows_without_text_have_outputs_and_are_counted(model, verb, tmp_path):
     probabilities = [prediction.probabilities for prediction in lm.predict(texts)]
     for row, expected in zip(rows, probabilities, strict=True):
         assert row["predicted_probabilities"] == pytest.approx(expected, abs=1e-6)
+
+
+MOMENTS = [
+    (pa.timestamp("ms"), ["1970-01-01T00:00:00.001", None]),
+    (pa.timestamp("ns"), ["1970-01-01T00:00:00.000000001", None]),
+    (pa.timestamp("us", "UTC"), ["1970-01-01T00:00:00.000001Z", None]),
+    (pa.date32(), ["1970-01-02", None]),
+    (pa.time64("us"), ["00:00:00.000001", None]),
+]
+OTHERS = [
+    pa.array([1, None], pa.duration("s")),
+    pa.array([b"\xff", None]),
+    pa.array([None, [("a", 1)]], pa.map_(pa.string(), pa.int8())),
+    pa.array([None, [1]], pa.list_(pa.timestamp("s"))),
+    pa.array([{"bytes": b"x", "path": None}, None]),
+    pa.array([b"0123456789abcdef", None], pa.uuid()),
+]
+
+
+def copied(path, output, repetitions=1):
+    """Reads a table, and writes its rows in chunks of one row; returns the path of the output."""
+    with tables.writing(str(output)) as write:
+        for _ in range(repetitions):
+            for _, row in tables.read(str(path), str(output)):
+                write(tables.joined([row], [{"predicted_label": "x"}], "table"))
+    return output
+
+
+@pytest.mark.parametrize("extension", ["parquet", "arrow"])
+def test_columns_of_any_type_are_copied_to_parquet_unchanged(extension, tmp_path):
+    columns = [*OTHERS, *(pa.array([1, None], kind) for kind, _ in MOMENTS)]
+    table = pa.table({"text": ["a", "b"]} | {f"c{number}": column for number, column in enumerate(columns)})
+    path = tmp_path / f"in.{extension}"
+    if extension == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    result = parquet.read_table(copied(path, tmp_path / "out.parquet", repetitions=2))
+    parquet.write_table(pa.concat_tables([table, table]), tmp_path / "expected.parquet")
+    expected = parquet.read_table(tmp_path / "expected.parquet")
+    assert result.column_names == [*table.column_names, "predicted_label"]
+    assert result.drop_columns("predicted_label").equals(expected)
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "csv"])
+def test_dates_and_times_become_text_and_other_types_are_reported(extension, tmp_path):
+    path = tmp_path / "in.parquet"
+    table = pa.table({f"c{number}": pa.array([1, None], kind) for number, (kind, _) in enumerate(MOMENTS)})
+    parquet.write_table(table, path)
+    rows = [row for _, row in read_rows(str(copied(path, tmp_path / f"out.{extension}")))]
+    for number, (_, values) in enumerate(MOMENTS):
+        assert [row[f"c{number}"] or None for row in rows] == values
+    for column in OTHERS:
+        parquet.write_table(pa.table({"text": ["a", "b"], "other": column}), path)
+        with pytest.raises(UserError, match=r"has the column 'other' of type .*, remove it, or write a .parquet file$"):
+            tables.read(str(path), f"out.{extension}")
+
+
+def test_a_type_that_parquet_cannot_store_is_reported(tmp_path):
+    table = pa.table({"text": ["a"], "other": [pa.MonthDayNano([1, 2, 3])]})
+    with pa.ipc.new_file(tmp_path / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UserError, match=r"Parquet cannot store a column \(.*month_day_nano.*\): convert or remove"):
+        copied(tmp_path / "in.arrow", tmp_path / "out.parquet")
+
+
+def test_columns_that_are_not_used_may_have_any_type(model, verb, tmp_path):
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pa.table({"text": ["a", "b"], "image": [b"x", None]}), path)
+    for command, name in (("predict", "out.parquet"), ("embed", "out.npy"), ("embed", "vectors.parquet")):
+        finished = verb(command, f"--checkpoint={model}", f"--input={path}", f"--output={tmp_path}/{name}")
+        assert finished.status == 0, finished.err
+    assert parquet.read_table(tmp_path / "out.parquet").column("image").to_pylist() == [b"x", None]
+
+
+def test_a_text_that_does_not_fit_the_model_is_reported_with_its_line(verb, tmp_path):
+    masked = moods.pretrained(tiny.BERT)
+    masked = dataclasses.replace(masked, special_ids=dict(masked.special_ids) | {"mask_token_id": 260})
+    choice = moods.pretrained(tiny.BERT.with_task(tasks.new("choice", tiny.BERT)))
+    rows = {
+        "masked": [{"text": "a [MASK]"}] * 2 + [{"text": "no blank"}],
+        "choice": [{"question": "a", "choices": ["b", "c"]}] * 2 + [{"question": "a", "choices": ["b"]}],
+    }
+    problems = {
+        "masked": "has no [MASK]: write one where a token is missing",
+        "choice": "does not fit the task of the model: expected a context and a list of at least two choices",
+    }
+    for name, pretrained in {"masked": masked, "choice": choice}.items():
+        checkpoint_formats.save(str(tmp_path / name), pretrained, "plm_jax")
+        table = tmp_path / f"{name}.jsonl"
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+        arguments = f"--checkpoint={tmp_path}/{name}", f"--input={table}", f"--output={tmp_path}/out.jsonl"
+        finished = verb("predict", *arguments, "--batch_size=1")
+        assert finished.errors == [f"error: {table}:3 {problems[name]}"], finished.err
 
 
 @pytest.mark.parametrize(

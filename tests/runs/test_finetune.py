@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import flax.linen as nn
@@ -235,8 +233,7 @@ def test_killed_run_ends_with_the_same_best_weights(folder, verb, tmp_path):
 
     finished = verb("finetune", *arguments("whole"))
     assert finished.status == 0, finished.err
-    command = [sys.executable, "-m", "plm_jax", "finetune", *arguments("killed")]
-    process = subprocess.Popen(command, env=resume.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = verb.start("finetune", *arguments("killed"))
     checkpoints = tmp_path / "killed/checkpoints"
     while process.poll() is None:
         step = resume.last_step(tmp_path / "killed")

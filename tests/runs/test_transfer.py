@@ -90,7 +90,7 @@ def test_source_without_a_vocabulary_is_rejected(sources, tiny, tmp_path):
     for path in (tmp_path / "bare").iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             path.unlink()
-    with pytest.raises(UserError, match="bare has no vocabulary"):
+    with pytest.raises(UserError, match="the model has no vocabulary in its directory: copy its files there"):
         transfer.resolve(runs.make(tiny), str(tmp_path / "bare"))
 
 

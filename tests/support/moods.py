@@ -4,6 +4,7 @@ This is a config file for `finetune --config=…/moods.py`. `write` copies it an
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import random
@@ -65,6 +66,7 @@ def write(folder: pathlib.Path) -> None:
         checkpoint_formats.save(str(folder / name), pretrained(model), "plm_jax")
 
 
+@functools.cache
 def pretrained(model: models.TransformerConfig, seed: int = 0, vocab_size: int = 272) -> Pretrained:
     """Returns a model with random weights over bytes and up to eight special tokens."""
     model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, vocab_size=vocab_size))

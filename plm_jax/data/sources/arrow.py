@@ -1,14 +1,14 @@
 """Rows of Parquet files, and of Arrow files in the stream format or the file format.
 
-At most a record batch is in memory; of a Parquet file, a few megabytes of each row group. PyArrow is imported when the
-first file is read, because the training process and sources of text do without it.
+At most one record batch of an Arrow file, or a few megabytes of a Parquet file, is in memory. PyArrow is imported when
+the first file is read, because the training process and sources of text do not need it.
 """
 
 import contextlib
 import decimal
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 from plm_jax.common import extras, storage
 from plm_jax.common.errors import UserError, one_line
@@ -17,6 +17,9 @@ from plm_jax.data.sources.corpus import BadRow
 
 # Names of formats in errors.
 FORMATS = {"parquet": "a Parquet file", "arrow": "an Arrow file"}
+# Treatment of columns whose types have no counterpart in JSON: `reject` raises an error; `text` turns dates and times
+# into ISO 8601, and rejects other types; `keep` makes each value an Arrow array of length 1.
+OtherTypes = Literal["reject", "text", "keep"]
 # Batches that become Python objects at a time.
 _BATCH_ROWS, _BATCH_BYTES = 1024, 2**23
 _BUFFER_BYTES = 2**20
@@ -25,7 +28,7 @@ _FILE_MAGIC, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class _NotUtf8:
-    """Value of a text that is not UTF-8."""
+    """Placeholder for a text that is not UTF-8."""
 
 
 def read_rows(
@@ -35,13 +38,16 @@ def read_rows(
     max_characters: int,
     max_depth: int,
     advance: Callable[[int], Any],
+    other_types: OtherTypes = "reject",
 ) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Yields the number of each row of a file, counted from 1, and its values by column or its error.
+    """Yields a pair per row of a file: the row's number, counted from 1, and a dict from column to value, or an error.
 
     Args:
       file_format: one of `FORMATS`.
-      check_columns: function that receives the columns of the file and returns those to read.
+      check_columns: function that receives the columns of the file and returns the columns to read.
       advance: called with the number of bytes that were read since the last call.
+      other_types: how to read columns whose types have no counterpart in JSON. `reject`: raise an error; `text`: read
+        dates and times as text and reject other types; `keep`: yield Arrow arrays of length 1 as values.
 
     Raises:
       UserError: PyArrow is not installed, the file cannot be read or is damaged, or a column has a type that cannot be
@@ -49,9 +55,14 @@ def read_rows(
     """
     batches = _parquet_batches if file_format == "parquet" else _arrow_batches
     number = reported = 0
+
+    def columns(schema: Any) -> list[str]:
+        return _columns(path, schema, check_columns, max_depth, other_types)
+
     with _open(path, FORMATS[file_format]) as (file, size):
-        for share, batch in batches(path, file, size, lambda schema: _columns(path, schema, check_columns, max_depth)):
-            for content in _contents(path, number, batch, max_characters):
+        for share, batch in batches(path, file, size, columns):
+            readable = [other_types != "keep" or _is_readable(column.type, max_depth) for column in batch.columns]
+            for content in _contents(path, number, batch, max_characters, readable):
                 number += 1
                 yield number, content
             advance(int(size * share) - reported)
@@ -86,7 +97,7 @@ def _damaged(path: str, format_name: str, error: BaseException) -> UserError:
 def _parquet_batches(
     path: str, file: Any, size: int, columns: Callable[[Any], list[str]]
 ) -> Iterator[tuple[float, Any]]:
-    """Yields the share of a file that was read, and record batches of the columns to read."""
+    """Yields pairs: the share of the file that was read so far, and a record batch of the columns to read."""
     from pyarrow import parquet
 
     table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
@@ -103,7 +114,7 @@ def _parquet_batches(
 
 
 def _arrow_batches(path: str, file: Any, size: int, columns: Callable[[Any], list[str]]) -> Iterator[tuple[float, Any]]:
-    """Yields the share of a file that was read, and record batches of the columns to read."""
+    """Yields pairs: the share of the file that was read so far, and a record batch of the columns to read."""
     from pyarrow import ipc
 
     is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
@@ -127,21 +138,35 @@ def _arrow_batches(path: str, file: Any, size: int, columns: Callable[[Any], lis
             yield index / number if is_file else file.tell() / size, piece.select(names)
 
 
-def _columns(path: str, schema: Any, check_columns: Callable[[list[str]], list[str]], max_depth: int) -> list[str]:
-    """Returns the columns to read, after a check of their types."""
+def _columns(
+    path: str,
+    schema: Any,
+    check_columns: Callable[[list[str]], list[str]],
+    max_depth: int,
+    other_types: OtherTypes,
+) -> list[str]:
+    """Checks the types of the columns to read, and returns the names of these columns."""
     names = check_columns(schema.names)
-    for name in names:
+    for name in names if other_types != "keep" else ():
         kind = schema.field(name).type
-        if not _is_readable(kind, max_depth):
+        if not (_is_readable(kind, max_depth) or (other_types == "text" and _is_time(kind))):
+            remedy = ", remove it, or write a .parquet file" if other_types == "text" else ""
             raise UserError(
                 f"{path} has the column '{name}' of type {str(kind)[:80]}: convert it to text, numbers, booleans, or "
-                "lists and structs of these"
+                f"lists and structs of these{remedy}"
             )
     return names
 
 
+def _is_time(kind: Any) -> bool:
+    """Whether an Arrow type is a date, a time or a timestamp."""
+    from pyarrow import types
+
+    return types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind)
+
+
 def _is_readable(kind: Any, max_depth: int) -> bool:
-    """Whether values of a type of Arrow have a counterpart in JSON."""
+    """Whether the values of an Arrow type have a counterpart in JSON."""
     from pyarrow import types
 
     tests = (
@@ -160,30 +185,42 @@ def _is_readable(kind: Any, max_depth: int) -> bool:
     return types.is_struct(kind) and all(_is_readable(field.type, max_depth - 1) for field in kind)
 
 
-def _contents(path: str, before: int, batch: Any, max_characters: int) -> Iterator[dict[str, Any] | BadRow]:
-    """Yields the values by column of each row of a batch, or its error.
+def _contents(
+    path: str, before: int, batch: Any, max_characters: int, readable: Sequence[bool]
+) -> Iterator[dict[str, Any] | BadRow]:
+    """Yields a dict from column to value for each row of a batch, or the error of the row.
 
     Args:
       before: number of rows before the batch.
+      readable: for each column, whether to convert its values to JSON types. Values of other columns are Arrow arrays
+        of length 1.
     """
     names = batch.schema.names
-    columns = [_values(column) for column in batch.columns]
+    columns = [
+        _values(column) if in_json else [column.slice(index, 1) for index in range(len(column))]
+        for column, in_json in zip(batch.columns, readable, strict=True)
+    ]
     for index in range(batch.num_rows):
         values = [column[index] for column in columns]
         if sum(map(_num_characters, values)) > max_characters:
             yield text.too_long(f"{path}:row {before + index + 1}", max_characters)
-        elif _NotUtf8 in values:
+        elif any(value is _NotUtf8 for value in values):
             yield BadRow(f"{path}:row {before + index + 1} is not UTF-8 text: convert it to UTF-8")
         else:
             yield dict(zip(names, values, strict=True))
 
 
 def _values(column: Any) -> list[Any]:
-    """Returns the values of a column as JSON has them, or the class `_NotUtf8` for text that is not UTF-8."""
+    """Returns the values of a column in the types of JSON, with dates and times in ISO 8601.
+
+    The class `_NotUtf8` stands for text that is not UTF-8.
+    """
     import pyarrow
 
     if isinstance(column, pyarrow.DictionaryArray):
         column = column.dictionary_decode()
+    if _is_time(column.type):
+        return [value and value.replace(" ", "T", 1) for value in column.cast(pyarrow.string()).to_pylist()]
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -199,7 +236,7 @@ def _value(scalar: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value with its decimal numbers as integers or floats."""
+    """Converts the decimals in a value to integers or floats."""
     if isinstance(value, decimal.Decimal):
         exponent = value.as_tuple().exponent
         return int(value) if isinstance(exponent, int) and exponent >= 0 else float(value)

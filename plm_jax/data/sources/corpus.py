@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,11 @@ MAX_BAD_SHARE = 0.01
 # Numbers of skipped rows whose errors are reported, and recorded.
 _NUM_REPORTED, _NUM_RECORDED = 3, 1000
 
+Result = TypeVar("Result")
+
 
 class BadRow(UserError):
-    """A line, paragraph, record or text file that is not a valid document or example."""
+    """Error about a row (a line, paragraph, record or text file) that is not a valid document or example."""
 
 
 class Record(NamedTuple):
@@ -30,8 +32,8 @@ class Record(NamedTuple):
       file: number of the file or shard in the source, counted from 0.
       row_number: number of the line or record in the file, counted from 1.
       values: values of the source's `columns`.
-      group: name shared by records that must stay in one split, such as a document's id; None for `text`, which keeps
-        the questions of a context together.
+      group: name shared by records that must stay in one split, such as a document's id; None: records with the same
+        `text` form a group, which keeps the questions of a context together.
       tokens: integer [n], ids of a document from a tokenized source, whose `text` is empty; None for texts.
     """
 
@@ -69,7 +71,7 @@ class Skipped:
     first: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Skipped") -> None:
-        """Adds the counts of rows that follow."""
+        """Adds the counts of `other`, whose rows come later."""
         self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
         self.first += other.first[: _NUM_RECORDED - len(self.first)]
 
@@ -77,6 +79,10 @@ class Skipped:
     def summary(self) -> str:
         """Messages about the first few bad rows, on one line."""
         return "; ".join(self.first[:_NUM_REPORTED])
+
+    def report(self, name: str) -> str:
+        """Returns a line to print about the skipped rows of the source `name`."""
+        return f"{name}: skipped {self.bad:,} bad row{'s' if self.bad > 1 else ''} of {self.rows:,} ({self.summary})"
 
     def check(self, name: str) -> None:
         """Raises a `UserError` if more than MAX_BAD_SHARE of the rows of source `name` are bad."""
@@ -87,25 +93,27 @@ class Skipped:
             )
 
 
-def read_or_skip(read: Callable[[], Record | None], skipped: Skipped | None) -> Record | None:
-    """Returns the record that `read` returns, or None if the row is bad and skipped.
+def read_or_skip(read: Callable[[], Result], skipped: Skipped | None) -> Result | None:
+    """Returns the result of `read`, such as a record, or None if the row is bad and skipped.
 
     Args:
-      skipped: counts rows and bad rows; None to raise errors of bad rows.
+      read: function that reads a row, and raises `BadRow` if the row is bad.
+      skipped: counter of rows and bad rows; if None, bad rows are not skipped.
 
     Raises:
       BadRow: the row is bad and `skipped` is None.
     """
     try:
-        record = read()
+        result = read()
     except BadRow as error:
         if skipped is None:
-            raise
+            share = f"{MAX_BAD_SHARE:.0%}"
+            raise BadRow(f"{error} (--config.data.bad_rows=skip skips up to {share} of the rows)") from error
         skipped.add(Skipped(1, 1, [str(error)]))
         return None
     if skipped is not None:
         skipped.rows += 1
-    return record
+    return result
 
 
 def document_record(location: str, row: Mapping[str, Any], field: str) -> Record:
@@ -122,7 +130,7 @@ def document_record(location: str, row: Mapping[str, Any], field: str) -> Record
 
 
 def ignore(size: int) -> None:
-    """Ignores progress."""
+    """Does nothing; the default for functions that receive progress."""
 
 
 class Corpus(abc.ABC):
@@ -130,8 +138,8 @@ class Corpus(abc.ABC):
 
     Attributes:
       splits: `train`, and `validation` if the source has its own.
-      columns: further columns of records, in `Record.values`: one number for a column of kind `document`, any sequence
-        of numbers for one of kind `value`.
+      columns: further columns of records, in `Record.values`. A record has one number for a column of kind `document`,
+        and a sequence of numbers of any length for a column of kind `value`.
       keeps_offsets: whether the cache stores the characters that each token spans.
       skips_bad_rows: whether `read` supports `skipped`.
     """
@@ -156,7 +164,7 @@ class Corpus(abc.ABC):
         """Yields the records of a shard, in order.
 
         Args:
-          skipped: counts rows; bad rows are skipped. If None, a bad row is an error.
+          skipped: counter of rows and of bad rows, which are skipped. If None, a bad row is an error.
           advance: called with the amount that was read since the last call, in the unit of `progress`.
 
         Raises:
@@ -165,8 +173,8 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> list[str]:
-        """Returns strings to hash that change whenever the contents of the source change."""
+        """Returns strings, to be hashed, that change whenever the contents of the source change."""
 
     def progress(self) -> dict[str, Any]:
-        """Returns arguments of tqdm for a progress bar; by default it counts documents without a total."""
+        """Returns tqdm's arguments for a progress bar. The default bar counts documents and has no total."""
         return {"total": None, "unit": " documents"}

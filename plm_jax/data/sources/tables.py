@@ -37,7 +37,7 @@ class Cell(str):
 
     @property
     def value(self) -> Any:
-        """The value if the cell is JSON, otherwise its text."""
+        """The parsed value if the cell is JSON, otherwise the text of the cell."""
         try:
             return _parse_json(self)
         except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ class Cell(str):
 
 
 def cell_value(value: Any) -> Any:
-    """Returns a field of a row that need not be text: the value of a cell, or the field itself."""
+    """Returns a field of a row that need not be text. Cells of CSV files are parsed; other fields are unchanged."""
     return value.value if isinstance(value, Cell) else value
 
 
@@ -86,7 +86,7 @@ def format_of(path: str) -> str:
     """Returns the format of a file by its extension: `csv`, `tsv`, `parquet`, `arrow` or `jsonl`.
 
     Raises:
-      UserError: the extension is that of a file that cannot be read.
+      UserError: files with this extension cannot be read.
     """
     name = path.lower().removesuffix(".gz")
     extension = os.path.splitext(name)[1][1:]
@@ -103,7 +103,7 @@ def is_csv(path: str) -> bool:
 
 
 def listing(path: str) -> list[storage.File]:
-    """Returns the files at a path or glob, or those of a folder that `Dataset.save_to_disk` wrote, in order.
+    """Returns the files at a path or glob, or the files of a folder that `Dataset.save_to_disk` wrote, in order.
 
     Raises:
       UserError: the folder has several datasets or is damaged, or the store cannot be reached.
@@ -151,28 +151,45 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def read_rows(
-    path: str, columns: Sequence[str] | None = None, required: Collection[str] = (), limits: Limits | None = None
+    path: str,
+    columns: Sequence[str] | None = None,
+    required: Collection[str] = (),
+    limits: Limits | None = None,
+    other_types: arrow.OtherTypes = "reject",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the location and the fields of each row of a file, or of a folder that `Dataset.save_to_disk` wrote.
 
-    Locations are `FILE:LINE` in text files and `FILE:row NUMBER` in others. Fields of CSV files are `Cell`s; nested
-    columns are lists and dictionaries.
+    Locations are `FILE:LINE` in text files and `FILE:row NUMBER` in other files. Fields of CSV files are `Cell`s;
+    nested columns are lists and dictionaries.
 
     Args:
       columns: columns to read; None for all. Rows of JSON Lines always have all of their fields.
       required: columns that a file must have, unless it is JSON Lines.
+      other_types: how to read columns of Parquet and Arrow files whose types have no counterpart in JSON, as in
+        `arrow.read_rows`.
 
     Raises:
-      UserError: a missing or damaged file, a missing column, a column of a type that cannot be read, or a bad row.
-      BadRow: a single row is bad.
+      UserError: a missing or damaged file, a missing column, or a column of a type that cannot be read.
+      BadRow: a row is bad.
     """
+    for row in file_or_folder_rows(path, columns, required, limits, other_types):
+        yield row.location, row.fields
+
+
+def file_or_folder_rows(
+    path: str,
+    columns: Collection[str] | None = None,
+    required: Collection[str] = (),
+    limits: Limits | None = None,
+    other_types: arrow.OtherTypes = "reject",
+) -> Iterator[TableRow]:
+    """Yields the rows that `read_rows` reads, bad rows included."""
     is_folder = not storage.is_remote(path) and os.path.isdir(path)
     paths = [file.path for file in listing(_escaped(path))] if is_folder else [path]
     if not paths:
         raise UserError(f"{path} is a folder without a saved dataset: pass a file")
     for file in paths:
-        for row in table_rows(file, columns, required, limits or Limits()):
-            yield row.location, row.fields
+        yield from table_rows(file, columns, required, limits or Limits(), other_types=other_types)
 
 
 def table_rows(
@@ -181,8 +198,9 @@ def table_rows(
     required: Collection[str],
     limits: Limits,
     advance: Callable[[int], Any] = ignore,
+    other_types: arrow.OtherTypes = "reject",
 ) -> Iterator[TableRow]:
-    """Yields the rows of a file, with bad ones, as `read_rows` does.
+    """Yields the rows of a file like `read_rows`, but yields bad rows instead of raising their errors.
 
     Args:
       advance: called with the number of bytes that were read since the last call.
@@ -196,17 +214,18 @@ def table_rows(
     check_columns = functools.partial(_used_columns, path, columns, required)
     if file_format in _DELIMITERS:
         return _csv_rows(path, _DELIMITERS[file_format], check_columns, limits, advance)
-    rows = arrow.read_rows(path, file_format, check_columns, limits.max_characters, limits.max_depth, advance)
+    sizes = limits.max_characters, limits.max_depth
+    rows = arrow.read_rows(path, file_format, check_columns, *sizes, advance, other_types)
     return (TableRow(number, f"{path}:row {number}", content) for number, content in rows)
 
 
 def _used_columns(
     path: str, columns: Collection[str] | None, required: Collection[str], names: Sequence[str]
 ) -> list[str]:
-    """Returns the columns to read of a file with columns of these names, after a check of the names.
+    """Checks the names of the columns of a file and returns the columns to read.
 
     Raises:
-      UserError: a column has no name or the name of another one, or a required column is missing.
+      UserError: a column has no name, two columns have the same name, or a required column is missing.
     """
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
@@ -234,7 +253,7 @@ def _json_lines(path: str, limits: Limits, advance: Callable[[int], Any]) -> Ite
 
 
 def _json_object(location: str, line: str | None, limits: Limits) -> dict[str, Any] | BadRow:
-    """Returns the JSON object of a line, or the error of the line. None stands for a line that is too long."""
+    """Returns the JSON object of a line, or the error of the line. `line` is None for a line that is too long."""
     if line is None:
         return text.too_long(location, limits.max_characters)
     line = line.rstrip("\n")
@@ -260,8 +279,8 @@ def _parse_json(line: str) -> Any:
 
     Raises:
       UnicodeEncodeError: a text has half of a surrogate pair.
-      ValueError: it is not valid.
-      RecursionError: it is nested too deeply.
+      ValueError: the line is not valid JSON.
+      RecursionError: the JSON is nested too deeply.
     """
     value = strict_json.parse(line)
     if _SURROGATES.search(line):
@@ -277,9 +296,9 @@ class _CsvLines:
     """Lines of a CSV file for the `csv` module.
 
     Attributes:
-      number: number of the last line, counted from 1.
-      size: number of characters of the lines since it was set.
-      problem: what the text of these lines has that no cell may have.
+      number: number of the line that was read last, counted from 1.
+      size: number of characters that were read since the caller set `size` to 0.
+      problem: end of the error message about an invalid character in the lines; empty if every character is valid.
     """
 
     def __init__(self, lines: Iterable[str | None], limit: int):
@@ -303,10 +322,10 @@ class _CsvLines:
 
 
 def _csv_records(path: str, file: Any, delimiter: str, limit: int) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yields the number of the first line of each row that is not blank, and its cells or its error.
+    """Yields a pair per row that is not blank: the number of its first line, and its cells or its error.
 
     Raises:
-      UserError: a row of several lines has an error, so that it is unknown where it ends.
+      UserError: a row of several lines has an error, so that the end of the row is unknown.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
     lines = _CsvLines(bounded.lines(file, limit), limit)
@@ -371,9 +390,10 @@ def missing_column(location: str, names: Iterable[str], name: str, note: str = "
 
     Args:
       location: path of a file, or name of one of its rows.
-      names: columns that it has.
-      name: column that it lacks.
-      note: what selects the column; it appears in parentheses unless the delimiter is wrong.
+      names: columns that the file or row has.
+      name: missing column.
+      note: flag or field that names the column; it appears in parentheses, unless the message
+        says that the file seems to have another delimiter.
     """
     names, path = list(names), _ROW.sub("", location)
     file_format = format_of(path)
@@ -385,7 +405,7 @@ def missing_column(location: str, names: Iterable[str], name: str, note: str = "
 
 
 def _delimiter_hint(header: list[str], delimiter: str) -> str:
-    """Returns the advice for a header of one cell that has another delimiter, otherwise ""."""
+    """Returns a hint if the header is one cell that contains another delimiter, otherwise ""."""
     for other, name in _SEPARATORS.items():
         if len(header) == 1 and other != delimiter and other in header[0]:
             extension = next((key for key, value in _DELIMITERS.items() if value == other), "")

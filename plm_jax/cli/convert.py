@@ -34,7 +34,10 @@ _FORMAT = flags.DEFINE_enum(
     "format of the target (default: plm_jax; with --push: huggingface)",
 )
 _POOLING = flags.DEFINE_enum(
-    "pooling", None, ["mean", "cls", "last", "max"], "with --format=sentence-transformers: as in embed (default: mean)"
+    "pooling",
+    None,
+    ["mean", "cls", "last", "max"],
+    "with --format=sentence-transformers: pooling of the tokens, as in embed --pooling (default: mean)",
 )
 _NORMALIZE = flags.DEFINE_bool(
     "normalize", False, "with --format=sentence-transformers: divide each vector by its Euclidean norm"
@@ -51,7 +54,7 @@ _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Converts the model, uploads it if asked to, and prints a summary of it."""
+    """Converts the model, uploads the result with `--push`, and prints a summary."""
     source = command_line.required(_SOURCE)
     if not _PUSH.value and (_PRIVATE.value or _LICENSE.value):
         raise UserError("--private and --license have no effect without --push: add --push, or leave them out")

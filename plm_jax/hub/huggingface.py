@@ -23,8 +23,8 @@ from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained, float32
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# Special ids around texts and between documents (fields of `Pretrained.special_ids`) that only tokenizers of
-# `transformers` have.
+# Keys of `Pretrained.special_ids` for ids around texts and between documents. In `transformers`, only tokenizers have
+# these ids.
 FRAME = ("begins_with_bos", "begins_with", "ends_with", "separator_token_id")
 START_ID = "decoder_start_token_id"
 
@@ -33,11 +33,11 @@ START_ID = "decoder_start_token_id"
 def opened(directory: str) -> Iterator[Pretrained]:
     """Context manager that yields a model whose parameters stay in their files, with their stored types.
 
-    The parameters can be read until it exits.
+    The parameters can be read until the context exits.
 
     Raises:
-      UserError: a file is missing or damaged, the family is unknown, a setting is not supported, or tensors are
-        missing, unknown or have other shapes. The message names them.
+      UserError: a file is missing or damaged, the family is unknown, or a setting is not supported. Or tensors are
+        missing, unknown or have the wrong shapes; the message then names the tensors.
     """
     path = os.path.join(directory, CONFIG)
     config = files.read_json(path)
@@ -64,7 +64,9 @@ def opened(directory: str) -> Iterator[Pretrained]:
 
 
 def _read_vocabulary(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Returns the spec of a model's vocabulary, or None, and its special ids.
+    """Returns a pair: the spec of a model's vocabulary, and the special ids.
+
+    The spec is None if the directory has no vocabulary that can be read.
 
     Raises:
       UserError: a file is damaged.
@@ -81,6 +83,13 @@ def _read_vocabulary(directory: str, family: Family, config: Mapping[str, Any]) 
             special_ids = vocabulary_files.read_special_ids(directory, family, vocabulary, tokenizer) | special_ids
         if (limit := vocabulary_files.read_max_length(directory, tokenizer)) is not None:
             special_ids["max_length"] = limit
+        has_types = family.token_types_are_of_texts and config.get("type_vocab_size", 1) > 1
+        if has_types and tokenizer and not tokenizer_json.returns_token_types(tokenizer):
+            warnings.warn(
+                f"{path}: this tokenizer returns no token types, so transformers gives both texts of a pair type 0; "
+                "plm_jax gives the second text type 1",
+                stacklevel=5,
+            )
     elif any(storage.exists(os.path.join(directory, name)) for name in family.unsupported_vocabulary):
         names = ", ".join(family.unsupported_vocabulary)
         warnings.warn(
@@ -107,14 +116,17 @@ def write(
     """Writes a directory for `opened` and `transformers`: weights and vocabulary first, `config.json` last.
 
     The weights are written one tensor at a time, in the types of the parameters. For an ELECTRA, only the discriminator
-    is written, and for a SpanBERT only the BERT; a warning names the parameters that are left out. Without a
-    `tokenizer`, a vocabulary is written only if the family has files for it, from which `transformers` makes its own
-    tokenizer.
+    is written. For a SpanBERT, only the BERT is written. In both cases, a warning names the parameters that are left
+    out.
+
+    Without a `tokenizer`, the vocabulary is written only if the family has files for its scheme. `transformers` makes
+    its own tokenizer from these files.
 
     Raises:
       UserError: no Hugging Face family can hold the model.
     """
-    pretrained = _published(pretrained)
+    _warn_of_missing_parts(pretrained.model)
+    pretrained = published(pretrained)
     model, flat = pretrained.model, pretrained.flat()
     family = families.family_of(model, pretrained.family)
     assert isinstance(model, models.TransformerConfig)  # Every family's models are.
@@ -136,7 +148,10 @@ def write(
 
 
 def check(pretrained: Pretrained) -> None:
-    """Raises UserError if no Hugging Face family can hold a model. Its parameters may be missing."""
+    """Raises a `UserError` if no Hugging Face family can hold a model.
+
+    The parameters of the model are not needed.
+    """
     model, _ = families.published(pretrained.model)
     family = families.family_of(model, pretrained.family)
     assert isinstance(model, models.TransformerConfig)
@@ -146,7 +161,13 @@ def check(pretrained: Pretrained) -> None:
 def _config_of(
     family: Family, model: models.TransformerConfig, special_ids: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of a model as in `config.json`, and the ids of SPECIAL_IDS."""
+    """Returns a pair: the contents of a model's `config.json`, and the special ids in SPECIAL_IDS.
+
+    The contents do not include special ids, except those that the family derives from settings.
+
+    Raises:
+      UserError: a special id of the model differs from the id that the settings require.
+    """
     config = families.to_config(family, model)
     special_ids = {name: special_ids.get(name) for name in SPECIAL_IDS}
     for name in config.keys() & special_ids.keys():  # Ids that the settings require.
@@ -159,7 +180,7 @@ def _config_of(
 
 
 def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids of a `config.json` in addition to SPECIAL_IDS."""
+    """Returns the special ids that are written to a `config.json` in addition to SPECIAL_IDS."""
     ids = {name: special_ids[name] for name in FRAME if name in special_ids}
     ids |= {name: special_ids[ours] for ours, name in family.ids.items() if ours in special_ids}
     if family.start:
@@ -167,26 +188,34 @@ def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, An
     return ids
 
 
-def _published(pretrained: Pretrained) -> Pretrained:
+def published(pretrained: Pretrained) -> Pretrained:
+    """Returns the part of a model that Hugging Face's class holds; for an ELECTRA, the discriminator."""
     model, left_out = families.published(pretrained.model)
-    if isinstance(getattr(model, "head", None), models.MaskDecoderHead):
-        warnings.warn(
-            "transformers has no enhanced mask decoder: there, the exported model predicts masked tokens without it",
-            stacklevel=3,
-        )
-    if left_out is None:
-        return replace(pretrained, model=model)
-    warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)
     params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
     if isinstance(pretrained.model, models.ElectraConfig):
         params = pretrained.model.with_discriminator_tables(params)
     return replace(pretrained, model=model, params=params)
 
 
+def _warn_of_missing_parts(model: models.ModelConfig) -> None:
+    """Warns of the parts of a model that Hugging Face's class does not hold."""
+    written, left_out = families.published(model)
+    if isinstance(getattr(written, "head", None), models.MaskDecoderHead):
+        warnings.warn(
+            "transformers has no enhanced mask decoder: there, the exported model predicts masked tokens without it",
+            stacklevel=3,
+        )
+    if left_out is not None:
+        warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)
+
+
 def _gather(
     folder, family: Family, model: models.TransformerConfig, stored: Mapping[str, files.StoredTensor]
 ) -> dict[str, Any]:
-    """Returns the parameters as arrays in the open files. All names and shapes are checked before a tensor is read."""
+    """Returns the parameters as arrays that stay in the open files.
+
+    All names and shapes are checked before any tensor becomes a parameter.
+    """
     shapes = tensor_layout.shapes_of(model)
     expected = families.layout_of(family, model)
     _check(folder, family, expected, stored)
@@ -233,18 +262,21 @@ def _check(
 
 
 def _has_untied_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether the files contain a head that differs from the token table. The tensors decide, not the config."""
+    """Whether the files contain a head matrix that differs from the token embedding table.
+
+    This does not depend on the config.
+    """
     head, table = (_tensor_of(family, parameter, stored) for parameter in ("head", "token_embedding"))
     return head is not None and table is not None and not head.equals(table)
 
 
 def _has_head_bias(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether the files contain a bias of the head that is not 0 everywhere."""
+    """Whether the files contain a bias of the vocabulary head with values other than 0."""
     bias = _tensor_of(family, "head_bias", stored)
     return bias is not None and bool(np.any(bias[...]))
 
 
 def _tensor_of(family: Family, parameter: str, stored: Mapping[str, files.StoredTensor]) -> files.StoredTensor | None:
-    """Returns the tensor that holds a parameter; None if the family or the files have none."""
+    """Returns the tensor that holds a parameter, or None if the family or the files have no such tensor."""
     name = families.name_in(family, parameter)
     return None if name is None else stored.get(name)

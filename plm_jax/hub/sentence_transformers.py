@@ -28,15 +28,17 @@ def write(
     normalize: bool = False,
     tokenizer: tokenizer_json.Tokenizer | None = None,
 ) -> None:
-    """Writes a directory for `SentenceTransformer`, whose embeddings are those of `LanguageModel.embed`.
+    """Writes a directory for `SentenceTransformer`.
+
+    `SentenceTransformer` then returns the same embeddings as `LanguageModel.embed`.
 
     Args:
       pooling: one of POOLINGS.
       normalize: whether embeddings are divided by their norm.
-      tokenizer: tokenizer of the model, as in `huggingface.write`.
+      tokenizer: tokenizer that `huggingface.write` writes.
 
     Raises:
-      UserError: the library does not embed with such a model, or no Hugging Face family can hold it.
+      UserError: sentence-transformers does not support the model, or no Hugging Face family can hold it.
     """
     if pretrained.model.architecture not in ("encoder", "decoder", "electra"):
         raise UserError(
@@ -52,19 +54,22 @@ def write(
 
 
 def without_heads(pretrained: Pretrained) -> Pretrained:
-    """Returns an encoder without heads and pooler, which embeddings do not need; other models are unchanged."""
-    model, _ = families.published(pretrained.model)
-    if not isinstance(model, models.EncoderConfig):
+    """Removes the heads and the pooler of an encoder, because embeddings do not need them.
+
+    An ELECTRA becomes a discriminator without heads. Other models are returned unchanged.
+    """
+    published = huggingface.published(pretrained)
+    if not isinstance(published.model, models.EncoderConfig):
         return pretrained
     names = ("head", "pooler", "discriminator", "span_boundary")
-    model = replace(model, heads=(), **{name: models.NoHead() for name in names})
+    model = replace(published.model, heads=(), **{name: models.NoHead() for name in names})
     shapes = tensor_layout.shapes_of(model)
-    flat = {path: leaf for path, leaf in pretrained.flat().items() if path in shapes}
-    return replace(pretrained, model=model, params=traverse_util.unflatten_dict(flat, sep="/"))
+    flat = {path: leaf for path, leaf in published.flat().items() if path in shapes}
+    return replace(published, model=model, params=traverse_util.unflatten_dict(flat, sep="/"))
 
 
 def _write_modules(directory: str, width: int, pooling: str, normalize: bool) -> None:
-    """Writes the list of modules, and the pooling settings for states of `width` dimensions."""
+    """Writes the list of modules, and the pooling settings for hidden states of `width` dimensions."""
     modules = [("", f"{_MODULES}.Transformer"), ("1_Pooling", f"{_MODULES}.Pooling")]
     modules += [("2_Normalize", f"{_MODULES}.Normalize")] if normalize else []
     described: list[dict[str, Any]] = [
@@ -76,7 +81,9 @@ def _write_modules(directory: str, width: int, pooling: str, normalize: bool) ->
 
 
 def _write_sentences(directory: str, max_length: int | None, leaves_out_pooler: bool) -> None:
-    """Writes the settings of the transformer and completes those of its tokenizer.
+    """Writes the settings of the transformer module.
+
+    If `tokenizer_config.json` names no padding token, the end-of-text token becomes the padding token.
 
     Args:
       max_length: maximum number of tokens of a text; None for no limit.

@@ -1,4 +1,4 @@
-"""Plausibility checks of downloaded settings against the tensors, before anything is traced or allocated."""
+"""Plausibility checks of downloaded settings against the tensors, before anything is traced or memory is allocated."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _EXPECTED = dict.fromkeys(_FRAME, "a list of token ids") | {"sentinels": "their 
 
 @contextlib.contextmanager
 def report_as_damaged(path: str) -> Iterator[None]:
-    """Context manager that turns the errors of code that trusts the content of a file into a `UserError`.
+    """Context manager that converts errors caused by invalid content of a file to a `UserError`.
 
     Raises:
       UserError: the file is damaged.
@@ -30,9 +30,9 @@ def report_as_damaged(path: str) -> Iterator[None]:
 
 
 def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raises a `UserError` if layers have more blocks than there are tensors.
+    """Raises a `UserError` if a layer has more blocks than there are tensors.
 
-    The ranges of settings limit other sizes.
+    Other sizes need no check here, because the ranges of the settings limit them.
 
     Args:
       path: file that contains the settings.
@@ -46,16 +46,17 @@ def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) ->
 
 
 def check_ids(path: str, ids: Mapping[str, Any]) -> None:
-    """Checks the special ids of a `Pretrained`.
+    """Checks the types of the special ids in `Pretrained.special_ids`.
 
     Raises:
-      UserError: an id is not an integer, or there are more sentinels than any model has.
+      UserError: an id is not an integer, or there are more than `_MAX_SENTINELS` sentinels.
     """
     for name, value in ids.items():
         if not name.endswith("_token_id") and name not in (*_FRAME, "sentinels"):
             continue
-        numbers = value if isinstance(value, list | tuple) and name in _LISTS else [value]
-        is_number = all(type(i) is int and abs(i) < 2**31 for i in numbers)
+        is_list = isinstance(value, list | tuple)
+        numbers = value if is_list and name in _LISTS else [value]
+        is_number = all(type(i) is int and abs(i) < 2**31 for i in numbers) and (is_list or name not in _FRAME)
         is_count = name != "sentinels" or (type(value) is int and 0 <= value <= _MAX_SENTINELS)
         if not (is_number and is_count):
             raise UserError(f"{path}: {name} is {str(value)[:100]}: expected {_EXPECTED.get(name, 'a token id')}")

@@ -1,8 +1,8 @@
 """Special tokens in `tokenizer.json`, the vocabulary format of Hugging Face's `tokenizers`.
 
-Directories that plm_jax writes contain one in addition to the vocabulary's own files. Field OURS of
-`tokenizer_config.json` names these, as in `sentencepiece:tokenizer.model`, so that plm_jax reads the same vocabulary
-again.
+Directories that plm_jax writes contain `tokenizer.json` in addition to the files from which plm_jax reads the
+vocabulary. The field OURS of `tokenizer_config.json` names these files, for example as `sentencepiece:tokenizer.model`.
+With this field, plm_jax reads the same vocabulary again.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,27 @@ _SPECIALS = ("bos", "eos", "pad", "cls", "sep", "mask")
 
 
 class Tokenizer(NamedTuple):
-    """Contents of `tokenizer.json` and of `tokenizer_config.json`."""
+    """A tokenizer of `transformers`.
+
+    Attributes:
+      tree: contents of `tokenizer.json`.
+      config: contents of `tokenizer_config.json`.
+    """
 
     tree: Mapping[str, Any]
     config: Mapping[str, Any]
 
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids of the tokens that `tokenizer_config.json` names, the number of sentinels, and the `frame`."""
+    """Returns entries of `Pretrained.special_ids` that follow from the tokenizer's files.
+
+    The entries are the ids of the special tokens that `tokenizer_config.json` names, the number of sentinels,
+    `lowercase`, and the entries of `frame`.
+
+    Args:
+      files: contents of the vocabulary files; the first one is `tokenizer.json`.
+      tokenizer_config: contents of `tokenizer_config.json`.
+    """
     tree = parse(files)
     ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
     named = ((name, _content(tokenizer_config.get(f"{name}_token"))) for name in _SPECIALS)
@@ -49,8 +62,24 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     return special | frame(tree)
 
 
+def returns_token_types(tokenizer_config: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer of transformers 5 returns token types for a pair of texts.
+
+    The field `model_input_names` determines this. If the field is absent, the class of the tokenizer determines it.
+    """
+    names = tokenizer_config.get("model_input_names")
+    return tokenizer_config.get("tokenizer_class") not in CLASSES if names is None else "token_type_ids" in names
+
+
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `tokenizer_config.json`: a class that opens any `tokenizer.json`, and special tokens."""
+    """Returns the fields of `tokenizer_config.json` for a `tokenizer.json`.
+
+    The fields are a class that can read any `tokenizer.json`, and the special tokens.
+
+    Args:
+      files: contents of the vocabulary files; the first one is `tokenizer.json`.
+      special_ids: `Pretrained.special_ids` of the model.
+    """
     names = {token["id"]: token["content"] for token in parse(files).get("added_tokens", ())}
     ids = ((name, special_ids.get(f"{name}_token_id")) for name in _SPECIALS)
     ids = ((name, i[0] if isinstance(i, list | tuple) else i) for name, i in ids)
@@ -59,7 +88,14 @@ def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict
 
 
 def parse(files: list[bytes]) -> dict[str, Any]:
-    """Returns the tree of a `tokenizer.json`, the first of the files; UserError for a damaged one."""
+    """Parses `tokenizer.json`.
+
+    Args:
+      files: contents of the vocabulary files; the first one is `tokenizer.json`.
+
+    Raises:
+      UserError: the file is damaged.
+    """
     try:
         tree = strict_json.loads(files[0])
     except ValueError as error:
@@ -70,12 +106,15 @@ def parse(files: list[bytes]) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """Returns the text of a token, which is a string or a mapping with the content and flags."""
+    """Returns the text of a token. The token is either this text or a mapping with the text and flags."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Returns the ids that a `tokenizer.json` adds around texts and between them, as special ids of `Pretrained`."""
+    """Returns the ids that a `tokenizer.json` adds to texts, as entries of `Pretrained.special_ids`.
+
+    The entries are `begins_with` and `ends_with`, and `separates_with` if ids are added between the texts of a pair.
+    """
     processor = tree.get("post_processor") or {}
     before, after, between = [], [], []
     for part in processor.get("processors", [processor]):

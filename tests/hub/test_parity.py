@@ -155,16 +155,24 @@ CASES = [
             **{"use_task_id": True, "task_type_vocab_size": 16},
         },
     ),
-    Case(ERNIE, "odd_positions_relu", {"max_position_embeddings": 13, "hidden_act": "relu", "num_hidden_layers": 1}),
-    Case(ERNIE, "tasks_untied", {"use_task_id": True, "tie_word_embeddings": False, "type_vocab_size": 1}),
+    Case(
+        ERNIE,
+        "untied_one_type_odd_positions_relu",
+        {
+            **{"tie_word_embeddings": False, "type_vocab_size": 1, "max_position_embeddings": 13},
+            **{"hidden_act": "relu", "num_hidden_layers": 1},
+        },
+    ),
     Case(
         "XLMRobertaForMaskedLM",
-        "odd_heads_other_padding",
-        {"hidden_size": 21, "num_attention_heads": 7, "pad_token_id": 3, "max_position_embeddings": 13},
+        "untied_other_padding",
+        {"tie_word_embeddings": False, "pad_token_id": 3, "max_position_embeddings": 13},
     ),
-    Case("XLMRobertaForMaskedLM", "untied", {"tie_word_embeddings": False, "num_hidden_layers": 1}),
-    Case("CamembertForMaskedLM", "large_epsilon_relu", {"layer_norm_eps": 0.1, "hidden_act": "relu"}),
-    Case("CamembertForMaskedLM", "untied", {"tie_word_embeddings": False, "bos_token_id": 5, "eos_token_id": 6}),
+    Case(
+        "CamembertForMaskedLM",
+        "large_epsilon_relu_other_ids",
+        {"layer_norm_eps": 0.1, "hidden_act": "relu", "bos_token_id": 5, "eos_token_id": 6},
+    ),
     Case(
         XLM_R_XL,
         "odd_heads_other_padding_three_types",
@@ -182,11 +190,10 @@ CASES = [
             **{"layer_norm_eps": 0.1, "pad_token_id": 5},
         },
     ),
-    Case(XLM, "one_language_untied", {"n_layers": 1, "tie_word_embeddings": False}),
     Case(
         XLM,
-        "no_embedding_of_languages",
-        {"n_langs": 4, "use_lang_emb": False},
+        "no_embedding_of_languages_untied",
+        {"n_langs": 4, "use_lang_emb": False, "n_layers": 1, "tie_word_embeddings": False},
         otherwise=("n_langs", "use_lang_emb"),
     ),
     Case(
@@ -310,7 +317,6 @@ CASES = [
             "activation_function": "relu",
         },
     ),
-    Case(GPT2, "tanh", {"activation_function": "tanh"}),
     Case(
         LLAMA,
         "grouped_scaled_tied",

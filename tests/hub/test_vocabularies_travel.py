@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import plm_jax
 from plm_jax.data import vocabularies
+from plm_jax.runs import checkpoint_formats
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.support import reference  # noqa: E402
+from tests.support import moods, reference, tiny  # noqa: E402
 
 TEXT = "the state of the union is strong and we the people stand"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "state", "##ly"]
@@ -54,6 +56,42 @@ def test_case_follows_tokenizer_config(words, lower, tmp_path):
         want = tokenizer("The é É", add_special_tokens=False).input_ids
         assert want == [7, 6, 6] if lower else want[1:] == [5, 1]
         assert plm_jax.load(path).vocabulary.encode("The é É") == want
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"tokenizer_class": name} for name in ("BertTokenizer", "TokenizersBackend", "PreTrainedTokenizerFast")),
+        {},
+        {"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]},
+        {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]},
+    ],
+)
+def test_a_tokenizer_without_token_types_is_reported(fields, tmp_path):
+    reference.make("BertModel", type_vocab_size=2).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text(lines(WORDS))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]"} | fields))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plm_jax.load(tmp_path)
+    reported = any("returns no token types" in str(warning.message) for warning in caught)
+    assert reported == ("token_type_ids" not in theirs("the", "state"))
+
+
+def test_commands_print_a_warning_once_without_its_source(verb, tmp_path):
+    checkpoint_formats.save(str(tmp_path / "model"), moods.pretrained(tiny.BERT), "huggingface")
+    path = tmp_path / "model/tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids"]}))
+    table = tmp_path / "t.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in moods.rows(40, 0)))
+    arguments = "--text=text", "--label=label", f"--workdir={tmp_path}/run", "--config.train.epochs=0.1"
+    finished = verb("finetune", f"--train={table}", f"--checkpoint={tmp_path}/model", *arguments)
+    assert finished.status == 0, finished.err
+    (line,) = [line for line in finished.err.splitlines() if "token types" in line]
+    assert line.startswith(f"warning: {path}: this tokenizer returns no token types")
+    assert "Warning:" not in finished.err and "self.gen" not in finished.err
 
 
 @pytest.mark.parametrize("cased", [False, True])

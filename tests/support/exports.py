@@ -145,7 +145,11 @@ def _json(folder) -> str:
         vocab_size=SIZE, special_tokens=names, end_of_word_suffix="</w>", show_progress=False
     )
     tokenizer.train_from_iterator(texts(), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tree = json.loads(tokenizer.to_str())
+    ids = tree["model"]["vocab"]
+    ends = sorted(token for token in ids if len(token) == 1 + len("</w>") and token.endswith("</w>"))
+    ids.update(zip(ends, sorted(map(ids.__getitem__, ends)), strict=True))  # The trainer numbers them at random.
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
     return f"json:{folder}/tokenizer.json"
 
 
@@ -211,8 +215,9 @@ def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
 def _model(family: str, pad: int):
     """Returns a small model of a family and parameters of zeros."""
     fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
+    fields |= {"max_position_embeddings": 64, "n_positions": 64}
     if family in ROBERTAS:
-        fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
+        fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 64}
     model = families.registered()[family].to_settings(fields)
     if family in ROBERTAS:
         model = dataclasses.replace(model, pooler=models.NoHead())

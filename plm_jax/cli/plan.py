@@ -23,8 +23,8 @@ _CONFIG = ConfigFlag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none: estimates for a single device from array shapes, "
-    "without compiling (required)",
+    "TPU slice such as v5p:4x4x4, or GPUs such as gpu:h100:8; with `none`, nothing is compiled, and "
+    "parameters and FLOPs are computed from array shapes (required)",
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "number of TPU slices, connected by the data-center network")
 _SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and values of model.remat; slow")

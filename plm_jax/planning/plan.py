@@ -1,6 +1,6 @@
 """Memory and time of a training step on a TPU slice or NVIDIA GPUs, from the compiler, without the hardware.
 
-The step is that of `pretrain`, with its optimizer, donation and shardings.
+The step is the training step of `pretrain`, with the same optimizer, donation and shardings.
 """
 
 import dataclasses
@@ -44,20 +44,22 @@ def plan(
     """Compiles the step of the costliest phase and reports its memory, communication and time.
 
     Args:
-      topology: topology of each TPU slice, such as `v5p:4x4x4`, or GPUs, such as `gpu:h100:8`; `none` compiles nothing
-        and reports the shapes on one device.
+      topology: topology of each TPU slice, such as `v5p:4x4x4`; or GPUs, such as `gpu:h100:8`; or `none`, which
+        compiles nothing and reports the shapes on one device.
       report: called with lines of progress.
       slices: number of TPU slices, connected by the data center's network.
-      price: dollars per hour of a chip; 0 if unknown.
+      price: dollars per hour of a chip; 0 if the price is unknown.
       run_search: whether to try other meshes, microbatches and levels of recomputation.
 
     Returns:
-      A tree for JSON. Bytes are those of one device; FLOPs and counts of collectives are those of one step. Without a
-      topology, unknown values are None. If the step does not fit, `suggestion` is the settings of the first of
-      `remedies` that makes it fit, or None. For packed rows whose cache exists, `padding` describes their padding.
+      A dict that can be written as JSON. Bytes are per device; FLOPs and counts of collectives are per step. With the
+      topology `none`, values that need the compiler are None or missing. With `run_search`, the dict has the entries of
+      `_search`. Otherwise, if the step does not fit, `suggestion` contains the settings of the first of `remedies` with
+      which the step fits, or None if no remedy suffices. If rows are packed and their cache exists, `padding` describes
+      their padding.
 
     Raises:
-      UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit it.
+      UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit the topology.
     """
     padding = _describe_padding(run, report)
     if topology == "none":
@@ -78,7 +80,10 @@ def plan(
 
 
 def _describe_padding(run: config.Run, report: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the entry `padding` of the report; none without packed rows or without their cache."""
+    """Returns a dict with the entry `padding` of the report.
+
+    The dict is empty if the rows are not packed or have no cache.
+    """
     if not isinstance(run.data.layout, config.Packed):
         return {}
     phase = costliest_phase(run)
@@ -94,7 +99,7 @@ def slice_devices(topology: str, slices: int = 1) -> list[Any]:
     """Returns abstract devices, for which programs can be compiled without the hardware.
 
     Raises:
-      UserError: the compiler is missing, or there are no such devices.
+      UserError: the compiler is missing, or the topology is unknown.
     """
     return gpus.devices(topology, slices) if topology.startswith("gpu:") else tpus.devices(topology, slices)
 
@@ -118,10 +123,10 @@ def _chip(devices: Sequence[Any]) -> flops.Chip:
 def _suggestion(
     run: config.Run, devices: list[Any], required_bytes: int | None, report: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Returns the settings of the first of `remedies` that fits.
+    """Returns the settings of the first of `remedies` with which the step fits, or None.
 
-    Skips remedies with which the step, as `search.estimate_cost` estimates, needs over 1.3 times the memory of a
-    device.
+    A remedy is skipped if the estimate of `search.estimate_cost` indicates that the step would need more than 1.3 times
+    the memory of a device.
     """
     run_phase, chip = costliest_phase(run), _chip(devices)
     parameters = _count(run)
@@ -146,19 +151,21 @@ def _suggestion(
 
 
 def _search(run: config.Run, devices: list[Any], price: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Compiles the run as configured and the best of `search.candidates` until a few fit.
+    """Compiles the run as configured, and then `search.candidates` in order until a few of them fit.
 
     Returns:
-      The report of the candidate with the lowest estimated time, with the `settings` that differ from the run's.
-      `tried` has the settings, memory and estimate of each compiled candidate: first the candidates that fit, fastest
-      first, and then the others.
+      The report of the best candidate: the one that fits and has the lowest estimated time or, if none fits, the one
+      that was compiled first. `settings` contains the settings in which the best candidate differs from the run.
+      `tried` contains the settings, memory and estimate of each compiled candidate: first the candidates that fit, in
+      order of estimated time, and then the remaining candidates.
     """
     phase, chip = costliest_phase(run), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
     report(f"{len(ranked):,} combinations of mesh, microbatches and recomputation may fit by a rough estimate")
     reports: list[dict[str, Any]] = []
     for settings, candidate_run in [({}, run), *((candidate.settings, candidate.run) for candidate in ranked)]:
-        if sum(result["fits"] for result in reports[1:]) >= MAX_FITTING or len(reports) > MAX_COMPILED:
+        fitting = [result["fits"] for result in reports if result["settings"]]
+        if sum(fitting) >= MAX_FITTING or len(fitting) >= MAX_COMPILED:
             break
         try:
             programs = _programs(candidate_run, devices)
@@ -185,7 +192,10 @@ def _count(run: config.Run) -> int:
 
 
 def costliest_phase(run: config.Run) -> config.Phase:
-    """Returns the phase with the longest rows, then the largest batch, and then the most targets per row."""
+    """Returns the phase with the longest rows.
+
+    Among phases with equally long rows, the largest batch decides, and then the largest number of targets per row.
+    """
 
     def cost(phase: config.Phase) -> tuple[int, int, int]:
         return phase.length, phase.batch_size, config.target_length(config.in_phase(run, phase), phase.length)
@@ -199,11 +209,11 @@ def device_bytes(tree) -> int:
 
 
 def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any], config.Run]]:
-    """Yields changes that save memory, as settings and as the changed run, those with the least loss of speed first.
+    """Yields changes that save memory, in ascending order of the loss of speed.
 
-    Sharding over all devices and up to four times the microbatches cost some bandwidth; recomputing cheap operations
-    costs little time, and recomputing whole blocks a quarter of the step. The last change uses microbatches of one row
-    per device.
+    Each change is a pair: a dict of changed settings, and the changed run. Sharding over all devices, or using up to
+    four times as many microbatches, costs some bandwidth. Recomputing cheap operations costs little time; recomputing
+    whole blocks costs a quarter of the time of a step. The last change uses microbatches of one row per device.
     """
     change: dict[str, Any] = {}
     sizes = meshes.resolved(run.mesh, num_devices)
@@ -226,7 +236,7 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
 
 
 def _shapes(programs: Programs) -> dict[str, Any]:
-    """Reports what follows from shapes and shardings."""
+    """Returns the entries of the report that follow from shapes and shardings alone."""
     phase = costliest_phase(programs.run)
     program = programs.at(phase)
     state = program.abstract_state
@@ -249,7 +259,7 @@ def _shapes(programs: Programs) -> dict[str, Any]:
 
 
 def _compiled(programs: Programs, report: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
-    """Extends `_shapes` by the results of the compiler and, with a price, by the cost of a token."""
+    """Returns the entries of `_shapes`, the results of the compiler and, with a price, the cost of a token."""
     result, phase = _shapes(programs), costliest_phase(programs.run)
     program = programs.at(phase)
     num_devices = program.mesh.size
@@ -290,14 +300,17 @@ def _compiled(programs: Programs, report: Callable[[str], None], price: float = 
 
 
 def _slices(mesh: jax.sharding.Mesh) -> list[int]:
-    """Returns the index of each device's TPU slice, or host of GPUs, in the order of the mesh."""
+    """Returns the index of the TPU slice or GPU host of each device, in the order of the mesh."""
     return [d.process_index if d.platform == "gpu" else getattr(d, "slice_index", 0) for d in mesh.devices.flat]
 
 
 def _estimate(
     result: dict[str, Any], mesh: jax.sharding.Mesh, module: hlo.HloModule, work: estimates.Work
 ) -> dict[str, Any]:
-    """Returns the bound and, for devices whose instructions can be timed, the time of the step with its parts."""
+    """Returns the lower bound of the time of a step, and the estimated time with its parts.
+
+    The entries of the estimated time are None for devices whose instructions cannot be timed.
+    """
     device = mesh.devices.flat[0]
     bound = estimates.estimate(device.device_kind, work)
     bound |= {"bound_seconds": bound["seconds"]["optimistic"]}
@@ -312,7 +325,7 @@ def _estimate(
 
 
 def _requested_bytes(message: str) -> int | None:
-    """Parses the bytes that a step requested from the compiler's error message."""
+    """Parses the compiler's error message; returns the number of bytes that the step needs, or None."""
     match = re.search(r"\((\d+(?:\.\d+)?)([KMG])\) exceeds", message) or re.search(
         r"Used (\d+(?:\.\d+)?)([KMG]) of", message
     )
@@ -320,11 +333,11 @@ def _requested_bytes(message: str) -> int | None:
 
 
 def _by_kind(collectives: list[hlo.Collective]) -> dict[str, dict[str, int]]:
-    """Returns the cost per step of each kind of collective.
+    """Counts the collectives of each kind in a step, and the bytes that they send.
 
     Returns:
-      For each kind: `count`, how often such collectives run; `bytes`, the bytes that a device sends; and, by the name
-      of each form in `hlo.FORMS`, the bytes that collectives of this form send.
+      A dict from each kind to a dict with these entries: `count`, the number of runs; `bytes`, the bytes that a device
+      sends; and, for each form in `hlo.FORMS`, the bytes that a device sends in collectives of this form.
     """
     counts: Counter[str] = Counter()
     sent_bytes: dict[tuple[str, str], float] = defaultdict(float)

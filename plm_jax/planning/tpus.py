@@ -1,6 +1,7 @@
 """Abstract TPU slices, for which XLA compiles without the hardware."""
 
-import importlib.util
+import fnmatch
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -9,24 +10,21 @@ from jax.experimental import topologies
 from plm_jax.common.errors import UserError
 from plm_jax.planning.slices import check, wraps
 
-LIBTPU = "libtpu==0.0.42.1"
-
 
 def devices(topology: str, slices: int = 1) -> list[Any]:
-    """Returns the devices of TPU slices; a v4 or v5p chip is one device, a TPU7x chip two.
+    """Returns abstract devices of TPU slices. A v4 or v5p chip is one device; a TPU7x chip is two devices.
 
     Args:
       topology: topology of each slice, such as `v5p:4x4x4`.
       slices: number of slices.
 
     Raises:
-      UserError: libtpu is missing, or there is no such slice.
+      UserError: libtpu is missing or does not fit the installed JAX, or Google offers no such slice.
     """
     check(topology)
     if slices < 1:
         raise UserError(f"--slices={slices}: pass at least 1")
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"the TPU compiler is missing: run pip install '{LIBTPU}', or pass --topology=none")
+    _check_compiler()
     options: dict[str, Any] = {"wrap": wraps(topology)}
     if slices > 1:
         options["num_slices"] = slices
@@ -37,3 +35,15 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         reason = " ".join((str(error).partition(": ")[2] or str(error)).split())
         raise UserError(f"--topology={topology}: the TPU compiler rejects it: {reason}") from error
+
+
+def _check_compiler() -> None:
+    """Raises a `UserError` unless libtpu is installed in the version that the installed JAX requires."""
+    (required,) = (line.partition(";")[0].strip() for line in metadata.requires("jax") or () if "libtpu" in line)
+    fix = f"run pip install '{required}', or pass --topology=none"
+    try:
+        installed = metadata.version("libtpu")
+    except metadata.PackageNotFoundError as error:
+        raise UserError(f"the TPU compiler is missing: {fix}") from error
+    if not fnmatch.fnmatch(f"libtpu=={installed}", required):
+        raise UserError(f"libtpu {installed} does not fit jax {metadata.version('jax')}: {fix}")

@@ -1,9 +1,11 @@
 """The plan of a step: its batch is the reader's, its bytes are counted by hand, its program is a TPU's."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
+from importlib import metadata
 
 import jax
 import numpy as np
@@ -34,11 +36,11 @@ def wide(width: int, chips: int) -> config.Run:
     model = models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=VOCABULARY, width=width),
         attention=models.AttentionConfig(
-            heads=width // 128, head_dim=128, position=models.LearnedPositions(length=POSITIONS)
+            heads=width // 64, head_dim=64, position=models.LearnedPositions(length=POSITIONS)
         ),
         feed_forward=models.FeedForwardConfig(width=4 * width, bias=False),
         stack=models.StackConfig(layers=LAYERS),
-        remat="full",
+        remat="dots",
     )
     return dataclasses.replace(
         PLAIN,
@@ -61,6 +63,12 @@ def module_of(run: config.Run, topology: str) -> hlo.HloModule:
     return hlo.HloModule(step.as_text())
 
 
+@functools.cache
+def wide_module(width: int, chips: int, topology: str) -> hlo.HloModule:
+    """Returns the step of `wide`, compiled for a slice."""
+    return module_of(wide(width, chips), topology)
+
+
 def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
     """Returns the collectives of a run's step, compiled for a slice."""
     return module_of(run, topology).collectives()
@@ -68,9 +76,7 @@ def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
 
 @needs_libtpu
 def test_queries_keys_and_values_are_not_copied_to_another_layout(without_tpu):
-    attention = dataclasses.replace(SHARDED.model.attention, heads=WIDTH // 64, head_dim=64)
-    run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, attention=attention, remat="dots"))
-    steps = [step.instruction for step in module_of(run, "v5e:4x4").steps() if not step.fused]
+    steps = [step.instruction for step in wide_module(WIDTH, CHIPS, "v5e:4x4").steps() if not step.fused]
     assert sum(step.target == "tpu_custom_call" for step in steps) == 2
     rows = 4 * POSITIONS * WIDTH
     moved = [step for step in steps if step.opcode in ("copy", "transpose") and step.arrays[0].size >= rows]
@@ -122,7 +128,7 @@ def test_the_flops_of_the_program_count_loops_and_recomputation():
 @needs_libtpu
 @pytest.mark.parametrize(("topology", "chips", "width"), SLICES)
 def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(without_tpu, topology, chips, width):
-    collectives = collectives_of(wide(width, chips), topology)
+    collectives = wide_module(width, chips, topology).collectives()
     matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
 
     def in_the_layers(kind):
@@ -148,14 +154,14 @@ def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(without_t
 
 @needs_libtpu
 def test_the_time_of_a_step_lies_above_its_bound_and_has_parts(without_tpu):
-    report = planning.plan(wide(512, 8), "v5e:2x4", price=2.0)
+    report = planning.plan(wide(WIDTH, 4), "v5e:2x2", price=2.0)
     estimate = report["estimate"]
     seconds, mfu = estimate["seconds"], estimate["mfu"]
     assert estimate["bound_seconds"] < seconds["middle"] <= seconds["pessimistic"] <= 1.35 * seconds["optimistic"]
     assert sum(estimate["seconds_by_kind"].values()) == pytest.approx(seconds["middle"])
     assert min(estimate["seconds_by_kind"][kind] for kind in ("matmuls", "attention", "head", "optimizer")) > 0
-    assert mfu["middle"] == pytest.approx(report["model_flops_per_step"] / 8 / 197e12 / seconds["middle"])
-    cost = 2.0 * 8 / 3600 * seconds["middle"] / report["tokens_per_step"]
+    assert mfu["middle"] == pytest.approx(report["model_flops_per_step"] / 4 / 197e12 / seconds["middle"])
+    cost = 2.0 * 4 / 3600 * seconds["middle"] / report["tokens_per_step"]
     assert report["dollars_per_token"] == pytest.approx(cost)
     assert f"{seconds['middle']:.3g} s" in planning.table(report)
 
@@ -294,9 +300,16 @@ def test_slices_that_are_tori_are_known(topology, wraps):
     assert offers.wraps(topology) == wraps
 
 
-def test_a_missing_compiler_is_said(monkeypatch):
-    monkeypatch.setattr(tpus.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install 'libtpu"):
+@pytest.mark.parametrize(("installed", "told"), [(None, "is missing"), ("0.0.1.2", r"libtpu 0\.0\.1\.2 does not fit")])
+def test_a_missing_or_wrong_compiler_is_said_with_the_version_that_jax_requires(installed, told, monkeypatch):
+    def version(name):
+        if name == "libtpu" and installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return {"libtpu": installed, "jax": "0.99.1"}[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=2", 'libtpu==0.0.98.*; extra == "tpu"'])
+    with pytest.raises(UserError, match=rf"{told}.*: run pip install 'libtpu==0\.0\.98\.\*', or pass"):
         planning.slice_devices("v5e:4x4")
 
 

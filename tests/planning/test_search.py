@@ -33,7 +33,7 @@ def test_all_that_divides_is_tried_and_nothing_else():
         shards = mesh.data * mesh.fsdp
         assert shards * mesh.tensor * mesh.context * getattr(mesh, "stage", 1) == 8
         assert (64 // candidate.run.train.microbatches) % shards == 0
-    assert {c.run.mesh.tensor for c in candidates} == {1, 2}  # Of two heads.
+    assert {c.run.mesh.tensor for c in candidates} == {1, 2, 4}  # Of four heads.
     assert {c.run.mesh.data for c in candidates} >= {1, 2, 4, 8}
     assert {c.run.model.remat for c in candidates} == set(RUN.model.remat_levels)
     assert len({str(c.settings) for c in candidates}) == len(candidates)
@@ -118,6 +118,13 @@ def test_a_search_ends_where_nothing_fits(monkeypatch):
     tried = compiled_as(monkeypatch, lambda program: None)
     report = planning.plan(RUN, "v5p:2x2x2", run_search=True)
     assert not report["fits"] and len(tried) == planning.MAX_COMPILED + 1
+
+
+def test_a_search_counts_candidates_where_the_mesh_of_the_config_does_not_divide_the_batch(monkeypatch):
+    tried = compiled_as(monkeypatch, lambda program: 1.0)
+    run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, batch_size=4))
+    report = planning.plan(run, "v5p:2x2x2", run_search=True)
+    assert len(tried) == planning.MAX_FITTING and all(one["settings"] for one in report["tried"])
 
 
 def test_a_batch_that_no_mesh_divides_is_said(monkeypatch):

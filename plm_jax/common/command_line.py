@@ -1,7 +1,8 @@
-"""Command line of every command: flags, help texts, errors on one line with exit status 2, and the setup of JAX."""
+"""Command-line handling shared by all commands: flags, help texts, one-line errors and the setup of JAX."""
 
 import contextlib
 import ctypes
+import functools
 import glob
 import io
 import logging
@@ -12,8 +13,9 @@ import signal
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import flags
 from absl import logging as absl_logging
@@ -55,7 +57,7 @@ class _DottedFlag(flags.Flag):
     """Flag `--NAME=VALUE` whose value has fields that `--NAME.a.b=VALUE` overrides.
 
     Attributes:
-      fields_help: help of the overrides.
+      fields_help: help text of the overrides.
     """
 
     def __init__(self, name: str, help: str, fields_help: str):
@@ -64,7 +66,7 @@ class _DottedFlag(flags.Flag):
 
 
 def define_dotted(name: str, help: str, fields_help: str) -> flags.FlagHolder:
-    """Defines a flag `--NAME=VALUE` with overrides `--NAME.a.b=VALUE`, which `dotted` returns."""
+    """Defines a flag `--NAME=VALUE` and its overrides `--NAME.a.b=VALUE`; `dotted` returns the overrides."""
     return flags.DEFINE_flag(_DottedFlag(name, help, fields_help))
 
 
@@ -82,7 +84,7 @@ def required(flag: flags.FlagHolder) -> str:
 
 
 def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
-    """Returns the values of a flag that is a list of distinct integers; with `signed`, they may be negative."""
+    """Returns the distinct integers of a list flag. Negative integers are accepted only with `signed`."""
     is_integer = re.compile(r"-?[0-9]{1,4000}" if signed else r"[0-9]{1,4000}").fullmatch
     numbers = [int(value) for value in flag.value if is_integer(value)]
     if len(set(numbers)) < len(flag.value):
@@ -91,7 +93,7 @@ def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
 
 
 def seed_list(flag: flags.FlagHolder) -> list[int]:
-    """Returns the values of a flag that is a list of distinct seeds.
+    """Returns the distinct seeds of a list flag.
 
     Raises:
       UserError: a value is not a 64-bit integer, or appears twice.
@@ -121,6 +123,7 @@ def run(main: Callable[..., None], accepts_options: bool = False, positionals: S
     # Orbax reads arrays in asyncio tasks; if several fail, asyncio prints a traceback for each.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Paths may contain bytes that are not text.
     children.leave_working_directory()
@@ -159,14 +162,14 @@ def run(main: Callable[..., None], accepts_options: bool = False, positionals: S
 
 
 def _is_output_closed() -> bool:
-    """Whether the program that reads stdout has ended, such as `head`."""
+    """Whether the program that reads stdout, such as `head`, has ended."""
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process has joined others of a job."""
+    """Whether this process has joined a job of several processes."""
     distributed = sys.modules.get("jax._src.distributed")
     return bool(distributed and (distributed.global_state.num_processes or 1) > 1)
 
@@ -199,16 +202,31 @@ def options() -> list[str]:
 
 
 def _report_unraisable(unraisable) -> None:
-    """Replaces `sys.unraisablehook`; ignores errors that TensorStore reports without an object and a message.
+    """Replaces `sys.unraisablehook`; ignores errors that have neither an object nor a message.
 
-    Orbax closes its event loop when a read fails. The threads of other reads then cannot notify that loop.
+    TensorStore reports such errors: Orbax closes its event loop when a read fails, and the threads of other reads then
+    cannot notify the closed loop.
     """
     if unraisable.object is not None or unraisable.err_msg is not None:
         sys.__unraisablehook__(unraisable)
 
 
+def _show_warning(default: Callable[..., None], message: Warning, category: type[Warning], *location: Any) -> None:
+    """Replaces `warnings.showwarning`; prints a `UserWarning` on one line, and passes other warnings to `default`."""
+    if category is UserWarning:
+        _print_warning(one_line(message, None))
+    else:
+        default(message, category, *location)
+
+
+@functools.cache
+def _print_warning(line: str) -> None:
+    """Prints a warning, but only once."""
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
 def _arguments() -> list[str]:
-    """Returns the command line up to `--`, with the contents of each `--flagfile` in its place."""
+    """Returns the command line up to `--`. Each `--flagfile` is replaced by the contents of its file."""
     end = sys.argv.index("--") if "--" in sys.argv else None
     return flags.FLAGS.read_flags_from_files(sys.argv[1:end], force_gnu=False)
 
@@ -233,10 +251,13 @@ def _parse_flags(accepts_options: bool, positionals: Sequence[str]) -> list[str]
 
 
 def _split_dotted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Splits arguments into those that do not override fields of a dotted flag, and overrides as (path, value).
+    """Separates the overrides of a dotted flag from the other arguments.
 
-    As with absl's flags, `--NAME.path value` equals `--NAME.path=value`, `--NAME.path` alone means yes, and
-    `--noNAME.path` means no.
+    The syntax is the same as for absl's flags: `--NAME.path value` equals `--NAME.path=value`, `--NAME.path` alone
+    means yes, and `--noNAME.path` means no.
+
+    Returns:
+      A pair: the other arguments, and the overrides as pairs (path, value).
     """
     plain, overrides, remaining = [], [], list(arguments)
     while remaining:
@@ -293,10 +314,11 @@ def _format_flag(name: str, help: str) -> str:
 
 
 def start_jax() -> None:
-    """Joins the other processes of the job, if the environment names any, and enables the compilation cache.
+    """Joins the other processes of the job, if the environment names any, and sets up the compilation cache.
 
     `launch/local.py` sets `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`. On a TPU pod, SLURM or
-    GKE, JAX finds them itself if `PLM_JAX_DISTRIBUTED=1` is set.
+    GKE, JAX finds the other processes itself if `PLM_JAX_DISTRIBUTED=1` is set. The cache is disabled with several CPU
+    devices.
 
     Raises:
       UserError: the process cannot join the job.
@@ -345,7 +367,10 @@ def start_jax_for_planning() -> None:
 
 
 def start_jax_on_host() -> None:
-    """Restricts JAX to the CPU, since another process may use the accelerators; must be called before it computes."""
+    """Restricts JAX to the CPU, since another process may use the accelerators.
+
+    Must be called before JAX computes anything.
+    """
     import jax
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # For child processes.
@@ -353,7 +378,7 @@ def start_jax_on_host() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc's malloc keep the memory that a step frees for the next step; does nothing with other C libraries.
+    """Makes glibc's malloc keep freed memory, so that the next step can reuse it; other C libraries are not affected.
 
     On a CPU, malloc allocates a step's temporaries. If it returned them to the kernel, the kernel would zero their
     pages again at every step.

@@ -1,9 +1,11 @@
-"""Overrides of a config on the command line and in sweeps: a dotted path and a value or its text.
+"""Overrides of a config on the command line and in sweeps.
+
+An override is a pair of a dotted path and a value. The value may be written as text.
 
     train.steps=1e5   optimizer.kind=adafactor   train.phases.0.length=64   data.mixture.books=2   vocabulary.pad=None
 
 `SECTION.kind=K` replaces a section with the defaults of that kind. Fields without a default keep their value if the
-previous kind also has them. It is applied before the other overrides of the section, whatever their order.
+previous kind also has them. `SECTION.kind` is applied before the other overrides of the section, even if it comes last.
 """
 
 import ast
@@ -11,7 +13,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ml_collections
@@ -22,39 +24,59 @@ from plm_jax.common.errors import UserError, nearest
 Change = tuple[str, Any]
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 _INDEX = re.compile(r"\[(\d+)\]")
+_MAX_SUGGESTED = 3  # Fields of the same name in other sections.
+
+
+class _UnknownFieldError(UserError):
+    """Raised when a section has no field with the last name in a path."""
 
 
 def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root: str = "config") -> dict[str, Any]:
     """Returns a copy of a tree with other values at dotted paths.
 
     Args:
-      changes: overrides in order. A string is parsed as the type of the field; other values are used unchanged. If a
-        path is repeated, the last value counts; the values of a tuple are concatenated.
+      changes: overrides in order. A string is parsed as the type of the field; other values are converted to the form
+        of a tree. If a path is repeated, the last value counts, except that the values of a tuple are concatenated.
       schema: dataclass that the tree represents.
       root: name of the tree in error messages.
 
     Raises:
-      UserError: a field does not exist (the message suggests the nearest name) or does not accept its value, a section
-        is set after one of its fields, or a new kind has required fields that are not set.
+      UserError: a field does not exist (the message suggests a field of the same name in another section, or the
+        nearest name) or does not accept its value, a section is set after one of its fields, or a new kind has required
+        fields that are not set.
     """
     result, swapped = dict(tree), []
     for path, value in _in_order(changes, root):
         names = path.split(".")
         if names[-1] == "kind":
             swapped.append(names[:-1])
-        result = _changed(schema, result, names, value, root)
+        try:
+            result = _changed(schema, result, names, value, root)
+        except _UnknownFieldError:
+            same = list(_paths(result, names[-1], root))
+            if not 1 <= len(same) <= _MAX_SUGGESTED:
+                raise
+            raise UserError(f"there is no field {root}.{'.'.join(names)}: did you mean {' or '.join(same)}?") from None
     for names in swapped:
         _check_complete(schema, result, names, root)
     return result
 
 
+def _paths(tree: Any, name: str, path: str) -> Iterator[str]:
+    """Yields the path of every field of this name in a tree whose own path is `path`, except in items of lists."""
+    for key, value in tree.items() if isinstance(tree, Mapping) else ():
+        if key == name:
+            yield f"{path}.{key}"
+        yield from _paths(value, name, f"{path}.{key}")
+
+
 def overridden(run: Any, changes: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Returns the ConfigDict of a run with other values at dotted paths; arguments and errors as in `apply`."""
+    """Returns the ConfigDict of a run with other values at dotted paths; raises the errors of `apply`."""
     return ml_collections.ConfigDict(apply(trees.to_config_dict(run).to_dict(), list(changes.items()), type(run)))
 
 
 def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]]]:
-    """Returns each path once with all of its values; kinds come before the other fields of their section."""
+    """Returns pairs (path, all of its values). A section's kind comes before the section's other fields."""
     values: dict[str, list[Any]] = {}
     for path, value in changes:
         path = _INDEX.sub(r".\1", path)
@@ -73,7 +95,7 @@ def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]
 
 
 def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], path: str) -> Any:
-    """Returns the node at `path`, of the annotated type `kind`, with other values at `names` below it."""
+    """Returns a copy of the node at `path` with new values at `names` below the node; `kind` is the node's type."""
     if not names:
         return _value(kind, values, path)
     name, rest, choices = names[0], names[1:], trees.choices(kind)
@@ -88,7 +110,8 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in dataclasses.fields(kind)}
         if name not in known:
-            raise UserError(f"there is no field {at}: {nearest(name, known)}")
+            error = UserError if rest else _UnknownFieldError
+            raise error(f"there is no field {at}: {nearest(name, known)}")
         below = node[name] if node and name in node else _default(known[name])
         below = None if below is dataclasses.MISSING else below
         return {**(node or {}), name: _changed(hints[name], below, rest, values, at)}
@@ -108,7 +131,7 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
 
 
 def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> dict[str, Any]:
-    """Returns a section of another kind: its defaults, and the previous values of fields without a default."""
+    """Returns a section of kind `name`: defaults of this kind, and previous values of fields without a default."""
     kind = trees.choice(choices, {"kind": name}, path)
     if isinstance(node, Mapping) and node.get("kind") == name:
         return dict(node)
@@ -138,7 +161,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) -> None:
-    """Rejects a section whose `kind` an override has changed if fields that the new kind requires are missing."""
+    """Raises a `UserError` if the section at `names` lacks fields that its new kind requires."""
     kind: Any = schema
     for name in names:
         if typing.get_origin(kind) in (dict, tuple):
@@ -155,13 +178,13 @@ def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) ->
 
 
 def _section(kind: Any, tree: Any, path: str) -> Any:
-    """Returns the dataclass that a tree of a type represents."""
+    """Returns the dataclass that a tree represents; `kind` is the annotated type of the tree."""
     choices = trees.choices(kind)
     return _required(kind) if choices is None else trees.choice(choices, tree, path)
 
 
 def _required(kind: Any) -> Any:
-    """Returns a type without None."""
+    """Returns `T` for the type `T | None`, and any other type unchanged."""
     if typing.get_origin(kind) not in (types.UnionType, typing.Union):
         return kind
     members = [a for a in typing.get_args(kind) if a is not types.NoneType]
@@ -175,7 +198,7 @@ def _elements(kind: Any, items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
-    """Returns the value that a field of this type is set to."""
+    """Converts the values of all overrides of a field to the value of the field; `kind` is the field's type."""
     if typing.get_origin(_required(kind)) is tuple and trees.values(kind) is None:
         if values[-1] in ("None", "none") and _required(kind) is not kind:
             return None
@@ -188,13 +211,13 @@ def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
 
 
 def _items(value: Any) -> Sequence[Any]:
-    """Returns the items of a tuple's value; a single item needs no brackets."""
+    """Returns the items of a value for a tuple; a single item needs no brackets."""
     value = _literal(value) if isinstance(value, str) else value
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
 def _literal(text: str) -> Any:
-    """Returns the value of a Python literal; any other text unchanged."""
+    """Returns the value of a Python literal; returns any other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -202,7 +225,7 @@ def _literal(text: str) -> Any:
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
-    """Parses a text as a value of a type; returns other values unchanged."""
+    """Parses a text as a value of a type; converts other values to the form of a tree."""
     if not isinstance(value, str):
         return int(value) if kind is int and isinstance(value, float) and value.is_integer() else trees.to_dict(value)
     required = _required(kind)

@@ -65,18 +65,23 @@ def type_name(kind: Any) -> str:
 
 
 def field_descriptions(kind: type) -> dict[str, str]:
-    """Returns the first sentence about each field in the `Attributes:` of a dataclass and its bases."""
+    """Returns a dict from field to its entry in `Attributes:` on one line, for a dataclass and its bases."""
     descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
         for entry in re.split(r"\n(?=  \w)", "\n" + attributes):
             names, _, text = entry.strip().partition(": ")
             if text:
-                descriptions |= {name.strip(): sentence(text) for name in names.split(",")}
+                line = _first_paragraph(text).removesuffix(".")
+                descriptions |= {name.strip(): line for name in names.split(",")}
     return descriptions
 
 
 def sentence(text: str | None) -> str:
     """Returns the first sentence of the first paragraph of a text on one line, without its period."""
-    paragraph = re.split(r"\n\s*\n", (text or "").strip(), maxsplit=1)[0]
-    return re.split(r"\.(?= [A-Z`]|$)", " ".join(paragraph.split()))[0]
+    return re.split(r"\.(?= [A-Z`]|$)", _first_paragraph(text or ""))[0]
+
+
+def _first_paragraph(text: str) -> str:
+    """Returns the first paragraph of a text on one line."""
+    return " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split())

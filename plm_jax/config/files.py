@@ -17,6 +17,7 @@ from plm_jax.common.errors import UserError, nearest, one_line, users_code
 
 FOLDER = os.path.join(package.FOLDER, "configs")
 _HINT = "pass a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
+_SWEEP_HINT = "pass a sweep file, such as configs/rates.py, or a name, such as ablations/positions:demo"
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,10 @@ class ConfigFile:
     """Config file with the selected size.
 
     Attributes:
-      argument: the path or name that the user passed, without the size, as in error messages.
+      argument: the path or name that the user passed, without the size, for error messages.
       module: the imported file.
-      file: path whose folder relative paths are relative to; it need not exist if the user passed a name.
+      file: path of the config file; relative paths are relative to its folder. It need not exist if the user passed a
+        name.
       size: argument of `get_config`; None for its default.
     """
 
@@ -44,7 +46,7 @@ class ConfigFile:
         """Returns the result of `get_config`, unchecked and with relative paths.
 
         Raises:
-          UserError: the file has no `get_config`, or it fails or does not return a ConfigDict.
+          UserError: the file has no `get_config`, or `get_config` fails or does not return a ConfigDict.
         """
         if not hasattr(self.module, "get_config"):
             raise UserError(f"{self.argument} has no function get_config, so it is not a config file")
@@ -58,12 +60,16 @@ class ConfigFile:
         return tree
 
 
-def load(argument: str, what: str = "--config=", beside: ConfigFile | None = None) -> ConfigFile:
+def load(
+    argument: str, what: str = "--config=", beside: ConfigFile | None = None, is_sweep: bool = False
+) -> ConfigFile:
     """Loads the config file that `FILE.py`, `FILE.py:SIZE`, `NAME` or `NAME:SIZE` refers to.
 
     Args:
       what: prefix of `argument` in error messages.
-      beside: config file whose folder a relative path is relative to; None for the working directory.
+      beside: config file; a relative path in `argument` is relative to its folder. None: relative to the working
+        directory.
+      is_sweep: whether a sweep file is expected, for error messages.
 
     Raises:
       UserError: there is no such file, or its code fails.
@@ -73,19 +79,25 @@ def load(argument: str, what: str = "--config=", beside: ConfigFile | None = Non
         folders = (os.path.dirname(beside.code), os.path.dirname(beside.file)) if beside else ("", "")
         source, file = (os.path.join(folder, path) for folder in folders)
         if not os.path.isfile(source):
-            raise UserError(f"{what}{path}: there is no such file; {_HINT}")
+            raise UserError(f"{what}{path}: there is no such file; {_SWEEP_HINT if is_sweep else _HINT}")
     else:
         source, file = os.path.join(FOLDER, f"{path}.py"), os.path.join("configs", f"{path}.py")
         if not os.path.isfile(source):
-            raise UserError(f"{what}{path}: no config has that name (a file ends in .py); {nearest(path, names())}")
+            kind, known = ("sweep", names("overrides")) if is_sweep else ("config", names())
+            raise UserError(f"{what}{path}: no {kind} has that name (a file ends in .py); {nearest(path, known)}")
     return ConfigFile(f"{what}{path}", users.module(source), os.path.abspath(file), size if colon else None)
 
 
-def names() -> list[str]:
-    """Returns the names of the config files and sweeps in the package, sorted."""
+def names(*functions: str) -> list[str]:
+    """Returns the names of the config files and sweeps in the package, sorted.
+
+    Args:
+      functions: only files that define one of these; default: `get_config` (configs) and `overrides` (sweeps).
+    """
     names = []
     for path in pathlib.Path(FOLDER).rglob("*.py"):
         # Other files are shared by several configs.
-        if any(f"\ndef {name}(" in path.read_text(encoding="utf-8") for name in ("get_config", "overrides")):
+        text = path.read_text(encoding="utf-8")
+        if any(f"\ndef {name}(" in text for name in functions or ("get_config", "overrides")):
             names.append(path.relative_to(FOLDER).with_suffix("").as_posix())
     return sorted(names)

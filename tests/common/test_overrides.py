@@ -105,6 +105,10 @@ def test_a_change_is_made_and_nothing_else_changes(given, path, value):
 
 MISTAKES = [
     ("train.step=3", "there is no field config.train.step: did you mean 'steps'?"),
+    ("learning_rate=1", r"there is no field config.learning_rate: did you mean config.schedule.learning_rate\?$"),
+    ("train.learning_rate=1", r"no field config.train.learning_rate: did you mean config.schedule.learning_rate\?$"),
+    ("batch_size=1", r"did you mean config.train.batch_size or config.evaluation.batch_size\?$"),
+    ("trian.learning_rate=1", r"there is no field config.trian: did you mean 'train'\?$"),
     ("trian.steps=3", "there is no field config.trian: did you mean 'train'?"),
     ("train.steps.more=3", "there is no field config.train.steps.more: config.train.steps is not a section"),
     ("train.steps=many", "config.train.steps is 'many': must be an integer"),

@@ -215,9 +215,8 @@ def check(path, record="", folder="/"):
     return finished.stdout
 
 
-@pytest.mark.parametrize("helper", ["tests_beside", "kit.parts.tests_deep"])
-def test_a_changed_helper_is_named_and_a_config_may_change(own, helper, tmp_path):
-    kind = f"tests_steps_{helper.rpartition('.')[2]}"
+def test_a_changed_helper_is_named_and_a_config_may_change(own, tmp_path):
+    kind, helper = "tests_steps", "tests_beside"
     path = own(kind, helper)
     record = check(path)
     own(kind, helper, returned=2)  # The result of `get_config` is compared field by field.
@@ -225,7 +224,7 @@ def test_a_changed_helper_is_named_and_a_config_may_change(own, helper, tmp_path
     assert check(path, record) == "{}\n"
     own(kind, helper, length=2)
     changed = json.loads(check(path, record))
-    assert list(changed) == [str(tmp_path / f"{helper.replace('.', '/')}.py")]
+    assert list(changed) == [str(tmp_path / "tests_beside.py")]
 
 
 def test_a_package_named_by_its_module_is_found_in_the_working_directory(own, tmp_path):

@@ -311,12 +311,12 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, row in results["cases"].items():
         label = "" if name in JUDGED else " (not fitted)"
-        bracket = f"{row['middle']:.3g} s ({row['optimistic']:.3g} to {row['pessimistic']:.3g})"
+        bracket = f"{row['middle']:.2f} s ({row['optimistic']:.2f} to {row['pessimistic']:.2f})"
         lines.append(
             f"| {name.replace('_', ' ')}{label} "
             f"| {row['topology']}, {row['rows']:,} × {row['length']:,}, {row['remat']} "
-            f"| {row['published_seconds']:.3g} s | {bracket} | {round(row['error'], 2) + 0.0:+.0%} "
-            f"| {row['by_compilers_cycles']:.3g} s |"
+            f"| {row['published_seconds']:.2f} s | {bracket} | {row['error']:+.1%} "
+            f"| {row['by_compilers_cycles']:.2f} s |"
         )
     return "\n".join(lines)
 

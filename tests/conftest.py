@@ -45,9 +45,17 @@ gc.freeze()
 gc.set_threshold(100_000, 20, 100)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _free_programs():
+    """Frees the programs that a module compiled; otherwise, a worker grows to 10 GB."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def verb(tmp_path_factory):
-    """Function that runs a verb in a new process: `verb("pretrain", "--config=…", …)`."""
+    """Function that runs a verb in a new process: `verb("pretrain", "--config=…", …)`; `verb.start` does not wait."""
     # Read by the server's children. With a shared cache, a step is compiled once for all workers.
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -57,7 +65,7 @@ def verb(tmp_path_factory):
     # With a limit (bytes), JAX locks the folder.
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)
     with verbs.Server(str(tmp_path_factory.mktemp("verbs"))) as server:
-        yield server.run
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +76,12 @@ def tiny(tmp_path_factory, verb):
     finished = verb("prepare", f"--config={folder}/tiny.py")
     assert finished.status == 0, finished.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def vocabulary_folder(tmp_path_factory):
+    """Folder of the vocabularies of `tests.support.exports`, each of which is trained once."""
+    return tmp_path_factory.mktemp("vocabularies")
 
 
 @pytest.fixture

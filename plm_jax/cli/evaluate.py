@@ -11,9 +11,9 @@ evaluations:
   --harness  run tasks of EleutherAI's lm-eval
   --watch    evaluate every checkpoint of a run, until the run is finished
 
-The metrics of each task are printed when it is done. If MODEL is a run, they are also appended to its evaluation.jsonl.
-A task without held-out rows gets the single metric `tokens` = 0, and the reason is printed; if no task has held-out
-rows, the command fails.
+The metrics of a task are printed as soon as the task is done. If MODEL is a run, they are also appended to its
+evaluation.jsonl. For a task without held-out rows, the only metric is `tokens` = 0, and the reason is printed. If no
+task has held-out rows, the command fails.
 
 examples:
   plm_jax evaluate --checkpoint=runs/demo-gpt2-0
@@ -37,11 +37,11 @@ _CHECKPOINT = flags.DEFINE_string(
 _TASKS = flags.DEFINE_list(
     "tasks",
     [],
-    "sources to evaluate: SOURCE (its validation split) or SOURCE:SPLIT; with --shots, also names of configs/tasks, "
-    "such as sentiment (default: all sources)",
+    "sources to evaluate: SOURCE (its validation split) or SOURCE:SPLIT; with --shots, also names of files in "
+    "configs/tasks, such as sentiment (default: all sources)",
 )
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "JSON file for the metrics; with --watch, for those of the last checkpoint"
+    "output", None, "JSON file for the metrics; with --watch, for the metrics of the last checkpoint"
 )
 _AVERAGE = flags.DEFINE_bool(
     "average",
@@ -54,21 +54,24 @@ _SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds for drawing the 
 _NORMALIZE = flags.DEFINE_string(
     "normalize",
     "sum",
-    "with --shots: score of a choice; sum: its log-probability; token, character or byte: its log-probability divided "
-    "by its length in these units; unconditional: its log-probability minus its log-probability without the question",
+    "with --shots: how the score of a choice is computed. sum: its log-probability. token, character or byte: its "
+    "log-probability per token, character or byte. unconditional: its log-probability minus its log-probability "
+    "without the question",
 )
 _BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw the same number of examples for each choice")
 _SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to print in full")
 _LIMIT = flags.DEFINE_integer("limit", None, "maximum number of rows or texts per task (default: all)", lower_bound=1)
 _TEXTS = flags.DEFINE_list("texts", [], "text files to score: paths or patterns such as 'data/*.txt'")
 _STRIDE = flags.DEFINE_integer("stride", None, "score whole texts with windows that advance by this many tokens")
-_HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install '.[harness]' in a checkout of plm_jax")
+_HARNESS = flags.DEFINE_list(
+    "harness", [], "lm-eval tasks to run; requires pip install '.[harness]' in a checkout of plm_jax"
+)
 _INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of your own tasks")
 _CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of the checkpoint)")
 
 
 def main() -> None:
-    """Prints the metrics; those of a run are also added to its evaluation.jsonl."""
+    """Prints the metrics; the metrics of a run are also added to the run's evaluation.jsonl."""
     checkpoint = command_line.required(_CHECKPOINT)
     _check()
     _CONFIG.modules.load()

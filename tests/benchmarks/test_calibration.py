@@ -68,4 +68,4 @@ def test_a_case_is_judged_by_the_others(calibration, monkeypatch, tmp_path):
     assert results["cases"]["first"]["products_of_others"] > 1.15
     assert results["summary"]["judged"] == 3
     lines = calibration.table(results).splitlines()
-    assert len(lines) == 5 and lines[4].startswith("| third |") and "-45%" in lines[4]
+    assert len(lines) == 5 and lines[4].startswith("| third |") and "-45.0%" in lines[4]

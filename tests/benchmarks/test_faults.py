@@ -24,7 +24,7 @@ fresh = base.fresh
 base.fresh, base.limit = lambda name, make: fresh(name, verbs.code), lambda verb: 60.0
 for campaign in verbs.CAMPAIGNS:
     if campaign.name in ("verbs: code", "verbs: module", "verbs: template"):
-        for number in range(14):
+        for number in range(3):
             print(json.dumps(campaign.case(base, number, random.Random(f"{campaign.name} {number}"))))
 """
 
@@ -35,11 +35,11 @@ def test_wrong_values_for_verbs_end_in_one_line(scripts, tmp_path):
     finished = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     cases = [json.loads(line) for line in finished.stdout.splitlines()]
-    assert len(cases) == 42 and [case for case in cases if case[0] != "handled"] == []
+    assert len(cases) == 9 and [case for case in cases if case[0] != "handled"] == []
 
 
 @pytest.mark.parametrize(
-    ("only", "share", "tried"), [("files: ", 0.0625, 25), ("caches: ", 0.01, 8), ("corpora: ", 0.01, 6)]
+    ("only", "share", "tried"), [("files: ", 0.03, 10), ("caches: ", 0.01, 8), ("corpora: ", 0.01, 6)]
 )
 def test_hostile_files_and_damage_end_in_one_line(only, share, tried, tmp_path):
     output = tmp_path / "rows.json"

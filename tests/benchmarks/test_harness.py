@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import types
 
@@ -21,6 +20,8 @@ from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests import golden
 from tests.support import tiny
+
+PEERS = ("torch", "transformers", "accelerate")  # lm-eval's own model needs them.
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def assert_same_answers(figures, task):
 def test_answers_equal_those_of_transformers(folder):
     import harness as bench
 
+    for peer in PEERS:
+        pytest.importorskip(peer)
     bench.write_tasks(folder, rows=4)
     bench.make_model(folder)
     bench.evaluate_ours(folder)
     ours = read(folder, "ours")
     assert ours["samples"].keys() == bench.TASKS.keys()
     assert ours["metrics"]["speeches"]["word_perplexity"] > 1
-    if not all(map(importlib.util.find_spec, ("torch", "transformers", "accelerate"))):
-        pytest.skip("lm-eval's own model needs torch, transformers and accelerate")
     bench.evaluate_theirs(folder)
     for task, figures in bench.compared(read(folder, "theirs"), ours, prompts={}).items():
         assert_same_answers(figures, task)
@@ -71,7 +72,7 @@ def test_answers_equal_those_of_transformers(folder):
 def test_an_encoder_decoder_answers_as_theirs_does(folder):
     import harness as bench
 
-    for peer in ("torch", "transformers", "accelerate"):
+    for peer in PEERS:
         pytest.importorskip(peer)
     tasks = [task for task in bench.TASKS if task != "speeches"]  # It does not score whole texts.
     bench.write_tasks(folder, rows=4)

@@ -45,6 +45,18 @@ def test_fixed_masks_do_not_depend_on_earlier_reads(write_source, make_run, rand
         np.testing.assert_equal(reader.example(int(k)), whole[k])
 
 
+def test_fixed_masks_of_another_length_are_independent(write_source, make_run, random_documents):
+    phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=8))
+    reader = opened(write_source, make_run, random_documents, objectives.MaskedLM(0.5, duplicates=1), phases=phases)
+    masks = {16: {}, 8: {}}
+    for k in range(400):
+        example, (_, _, _, item, _) = reader.example(k), reader._draw(k)
+        masks[len(example["tokens"])][item] = np.isin(np.arange(8), masked(example))
+    rows = masks[16].keys() & masks[8].keys()
+    assert len(rows) > 40
+    assert 0.4 < np.mean([masks[16][row] == masks[8][row] for row in rows]) < 0.6
+
+
 def test_masks_are_otherwise_new_in_each_epoch(write_source, make_run, random_documents):
     reader = opened(write_source, make_run, random_documents, objectives.MaskedLM(0.3))
     rows = reader._segments[0].orders["a"].num_items

@@ -88,19 +88,19 @@ def assert_same(row, expected):
 
 
 CASES = {
-    "published": (512, 4, 40, {}, True, EOD),
-    "one_direction": (64, 3, 250, {}, False, EOD),
-    "no_separator": (64, 2, 400, {"num_predict": 21}, True, None),
-    "odd": (41, 4, 300, {"perm_size": 7}, True, EOD),
-    "small": (20, 3, 500, {"num_predict": 7}, False, EOD),
-    "shortest": (9, 1, 1000, {"num_predict": 3}, False, EOD),
+    "published": (512, 4, 12, {}, True, EOD),
+    "one_direction": (64, 3, 80, {}, False, EOD),
+    "no_separator": (64, 2, 120, {"num_predict": 21}, True, None),
+    "odd": (41, 4, 100, {"perm_size": 7}, True, EOD),
+    "small": (20, 3, 150, {"num_predict": 7}, False, EOD),
+    "shortest": (9, 1, 300, {"num_predict": 3}, False, EOD),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_equal_the_source(open_rows, case):
     length, batch_size, steps, fields, bi_data, eos = CASES[case]
-    texts = documents(1, 60)
+    texts = documents(1, 30)
     _, opened = open_rows(texts, length, batch_size, bi_data, eos, **fields)
     tokens, ids = xlnet_rows.flatten(texts, eos)
     directions = [(tokens, ids), (tokens[::-1], ids[::-1])]
@@ -203,7 +203,7 @@ def test_pairs_of_small_texts_equal_the_source(open_rows, is_backward, eos):
         run, opened = open_rows(texts, length, 2, True, eos)
         rows = opened.training_rows("a", config.resolve_phases(run)[0])
         items = [*range(rows.num_rows), *[rows.num_rows - 1, rows.num_rows - 2] * 10]
-        for seed, item in enumerate(items[-60:]):
+        for seed, item in enumerate(items[-30:]):
             middle = item * (length // 2) + length // 2
             draws = np.random.default_rng(seed).random(3)
             expected = xlnet_rows.split_pair(ids, middle, length - length // 2 - 3, *draws)

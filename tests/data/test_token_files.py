@@ -83,20 +83,20 @@ def prepare(run, folder):
     )
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "numpy.npy"])
-def test_tokens_give_the_cache_of_their_text(name, run, few_shards, tokenized, tmp_path):
-    paths = {}
+def test_tokens_give_the_cache_of_their_text(run, few_shards, tokenized, tmp_path):
     for split, texts in SPLITS.items():
         (tmp_path / split).mkdir()
-        paths[split] = write(tmp_path / split / name, tokenized[split])
         lines = (json.dumps({"text": text}) + "\n" for text in texts)
         (tmp_path / f"{split}.jsonl").write_text("".join(lines))
-    dtype = "uint32" if name == "olmo.npy" else "uint16"
-    tokens = config.TokenFiles(paths["train"], END, dtype, validation=paths["validation"])
     text = config.TextTable(f"{tmp_path}/train.jsonl", validation=f"{tmp_path}/validation.jsonl")
-    assert prepare(run(tokens), tmp_path / "tokens") == prepare(run(text), tmp_path / "text")
-    sentences = cache.open_source(f"{tmp_path}/tokens", "a").splits["validation"]
-    np.testing.assert_array_equal(sentences.sentences, sentences.documents[:-1])
+    expected = prepare(run(text), tmp_path / "text")
+    for name in (*FORMATS, "numpy.npy"):
+        train, validation = (write(tmp_path / split / name, tokenized[split]) for split in SPLITS)
+        dtype = "uint32" if name == "olmo.npy" else "uint16"
+        tokens = config.TokenFiles(train, END, dtype, validation=validation)
+        assert prepare(run(tokens), tmp_path / f"of_{name}") == expected, name
+        sentences = cache.open_source(f"{tmp_path}/of_{name}", "a").splits["validation"]
+        np.testing.assert_array_equal(sentences.sentences, sentences.documents[:-1])
 
 
 def test_equal_documents_stay_in_one_split(run, tokenized, tmp_path):

@@ -27,7 +27,7 @@ def xlm_row(x, y, length):
     return [*halves[0], *halves[1]], positions, languages
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pairs():
     """20,000 pairs of texts, some too long for a row and some empty; no token is special."""
     rng = np.random.default_rng(0)
@@ -35,14 +35,21 @@ def pairs():
     return [[rng.integers(10, SIZE, size).tolist() for size in of_pair] for of_pair in sizes]
 
 
-@pytest.fixture
-def run(tmp_path, make_run, pairs):
-    """Returns a run over the pairs and two sources of text; keywords change sections."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, pairs):
+    """Folder of the caches of the pairs and of two sources of text."""
+    folder = tmp_path_factory.mktemp("pairs")
     records = [(list(itertools.chain(*pair)), [0, len(pair[0])]) for pair in pairs]
     splits, vocabulary = {"train": records[:100], "validation": records}, {**IDS, "bos": None, "unk": None}
-    caches.write(tmp_path, "pairs", splits, SIZE, vocabulary, texts=[*TYPES])
+    caches.write(folder, "pairs", splits, SIZE, vocabulary, texts=[*TYPES])
     for column, name in enumerate(TYPES):
-        caches.write(tmp_path, name, {"train": [(pair[column], [0]) for pair in pairs[:500]]}, SIZE, vocabulary)
+        caches.write(folder, name, {"train": [(pair[column], [0]) for pair in pairs[:500]]}, SIZE, vocabulary)
+    return folder
+
+
+@pytest.fixture
+def run(make_run, written):
+    """Returns a run over the pairs and two sources of text; keywords change sections."""
 
     def make(**sections):
         run = make_run(["en", "es"], SIZE, objective=objectives.TranslationLM(), kind="encoder", **IDS)
@@ -51,6 +58,7 @@ def run(tmp_path, make_run, pairs):
         sources = {"pairs": config.RecordTable("pairs.jsonl", tuple(TYPES))} | run.data.sources
         data = dataclasses.replace(
             run.data,
+            cache_dir=str(written),
             length=LENGTH,
             sources=sources,
             token_types=TYPES,

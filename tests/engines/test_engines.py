@@ -1,6 +1,6 @@
 """Cleaning and preparing on real engines over loopback give the bytes of worker processes on this machine.
 
-The packages of tests/engines.txt are needed for the first three.
+They need the packages of tests/engines.txt.
 """
 
 import importlib.util
@@ -17,6 +17,7 @@ import pytest
 from tests.cleaning import crawls
 from tests.support import clusters
 
+pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
 MODULES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
 SETTINGS = ("badwords=None", "near_duplicates.kind=minhash", "validation_one_in=10", "shards=3")

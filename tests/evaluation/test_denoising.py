@@ -1,4 +1,4 @@
-"""A run that learns to mend texts: trained, checked, loaded, asked."""
+"""A run that learns to mend texts: checked, loaded, asked."""
 
 import numpy as np
 import pytest
@@ -8,37 +8,37 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
 from plm_jax.generation import decoding
-from plm_jax.runs import loop
+from plm_jax.runs import checkpoint_formats
 from tests.support import runs, tiny
+from tests.support.random_models import random_params
 
 RUN = tiny.RUNS["bart"]
 BOS, EOS, MASK = 258, 256, 260
 
 
 @pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory):
-    """A language model after two steps."""
-    run = runs.make(tiny, RUN, train={"steps": 2})
-    workdir = tmp_path_factory.mktemp("denoising") / "run"
-    loop.pretrain(run, str(workdir))
-    return plm_jax.load(workdir)
+def lm(tiny, tmp_path_factory):
+    """A language model of the run with random parameters."""
+    run, folder = runs.make(tiny, RUN), str(tmp_path_factory.mktemp("denoising"))
+    checkpoint_formats.save(folder, checkpoint_formats.of_run(run, random_params(run.model), folder), "plm_jax")
+    return plm_jax.load(folder)
 
 
-def test_prompts_are_framed_masked_and_answered_from_eos_on(trained):
-    assert trained.special_ids["decoder_start_token_id"] == EOS
+def test_prompts_are_framed_masked_and_answered_from_eos_on(lm):
+    assert lm.special_ids["decoder_start_token_id"] == EOS
     text = [BOS, *b"the", MASK, *b" of", EOS]
-    assert trained.strategy.encode("the [MASK] of") == text
+    assert lm.strategy.encode("the [MASK] of") == text
     (answer,) = decoding.generate(
-        trained.model,
-        trained.params,
+        lm.model,
+        lm.params,
         [text],
         max_new_tokens=12,
         eos_ids=[EOS],
         start_id=EOS,
-        vocab_size=trained.vocabulary.vocab_size,
+        vocab_size=lm.vocabulary.vocab_size,
     )
-    expected = trained.vocabulary.decode([token for token in answer if token != BOS])
-    assert trained.generate("the [MASK] of", max_new_tokens=12) == [expected]
+    expected = lm.vocabulary.decode([token for token in answer if token != BOS])
+    assert lm.generate("the [MASK] of", max_new_tokens=12) == [expected]
 
 
 def test_rows_hold_whole_sentences_in_another_order(tiny):

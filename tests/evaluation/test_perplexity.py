@@ -51,9 +51,7 @@ def test_verbs_evaluate_generate_and_report(verb, tiny, tmp_path):
     (row,) = [json.loads(line) for line in (workdir / "evaluation.jsonl").read_text().splitlines()]
     assert row["step"] == 6
     assert row["b:train/loss"] == metrics["b:train"]["loss"]
-    outs = [verb("generate", checkpoint, "--prompt=the sea", "--max_new_tokens=8").out for _ in range(2)]
-    assert outs[0] == outs[1]
-    assert "the sea" in outs[0]
+    assert "the sea" in verb("generate", checkpoint, "--prompt=the sea", "--max_new_tokens=8").out
     (tmp_path / "prompts.txt").write_text("the sea\nthe\nof a\n")
     files = f"--prompts={tmp_path}/prompts.txt", f"--output={tmp_path}/answers.jsonl"
     options = "--batch_size=2", "--num_beams=2", "--num_return_sequences=2", "--max_new_tokens=4", "--decoding=t5"

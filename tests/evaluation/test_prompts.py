@@ -124,15 +124,15 @@ def test_rows_that_are_tested_too_are_no_examples(run):
 @pytest.mark.parametrize("normalize", ["sum", "token", "character", "byte", "unconditional"])
 def test_a_choice_is_right_by_its_own_score(lm, run, normalize):
     task = prompts.load_task(run, "stars")
-    right = []
-    for example in task.tested:
-        scores = []
-        for choice in example.choices:
-            (score,) = lm.score(example.question, " " + choice)
-            by = {"sum": 1, "token": len(choice) + 1, "character": len(choice), "byte": len(choice)}.get(normalize)
-            alone = lm.score("", " " + choice)[0].log_likelihood if by is None else 0.0
-            scores.append((score.log_likelihood - alone) / (by or 1))
-        right.append(int(np.argmax(scores)) == example.right)
+    asked = [(example.question, " " + choice) for example in task.tested for choice in example.choices]
+    scores = [score.log_likelihood for score in lm.score(*map(list, zip(*asked, strict=True)))]
+    if normalize == "unconditional":
+        alone = {choice: lm.score("", choice)[0].log_likelihood for choice in {choice for _, choice in asked}}
+        scores = [score - alone[choice] for score, (_, choice) in zip(scores, asked, strict=True)]
+    elif normalize != "sum":
+        scores = [score / (len(c) - (normalize != "token")) for score, (_, c) in zip(scores, asked, strict=True)]
+    best = np.reshape(scores, (len(task.tested), -1)).argmax(1)
+    right = best == [example.right for example in task.tested]
     metrics = figures(lm, run, "stars", normalize=normalize)
     assert metrics["0_shots/accuracy"] == pytest.approx(np.mean(right))
     assert metrics["chance"] == pytest.approx(1 / 3) and metrics["chance_low"] < 1 / 3 < metrics["chance_high"]

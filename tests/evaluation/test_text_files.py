@@ -28,10 +28,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def models(folder):
+def models(folder, vocabulary_folder):
     """A decoder, an encoder and an encoder-decoder, each saved for Hugging Face."""
     for family, kind in (("gpt2", "gpt2"), ("bert", "uncased"), ("t5", "unigram")):
-        model = exports.randomized(exports.pretrained(family, kind, folder), scale=0.5)
+        model = exports.randomized(exports.pretrained(family, kind, vocabulary_folder), scale=0.5)
         checkpoint_formats.save(str(folder / family), model, "huggingface")
     return folder
 

@@ -1,5 +1,6 @@
 """What users write in a folder of their own works by the ordinary commands, and nothing in the package names it."""
 
+import functools
 import gzip
 import json
 import pathlib
@@ -61,6 +62,10 @@ def fill(folder):
     return folder
 
 
+# With a state, model or row of their own; test_gemma resumes a run of its page.
+RESUMED = ("muon", "relative_keys", "reward_model", "sign_sgd", "two_stream")
+
+
 @pytest.mark.parametrize("selected", PAGES)
 def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
     name, *variant = selected.split(":")
@@ -73,10 +78,10 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
     small += TRANSFORMER if "attention" in written.model else ()
     workdir = pathlib.Path("runs") / selected.replace(":", "-")
     run = [f"--config={selected.replace(name, f'{name}.py')}", f"--workdir={workdir}", *small]
-    for steps in (2, 3):
+    for steps in (2, 3) if name in RESUMED else (3,):
         finished = verb("pretrain", *run, f"--config.train.steps={steps}", folder=folder)
         assert finished.status == 0, finished.err
-    assert "resumed after step 2" in finished.err
+    assert ("resumed after step 2" in finished.err) == (name in RESUMED)
     rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(losses) == 3 and all(np.isfinite(losses)) and len(set(losses)) == 3
@@ -93,7 +98,7 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
     assert finished.status == 0 and (folder / "report.html").stat().st_size > 1000, finished.err
     if name == "token_classification":
         assert {"validation/tag_accuracy"} <= rows[1].keys()
-    if name in ("relative_keys", "two_stream"):
+    if name == "two_stream":
         uninterrupted = (f"--config={selected.replace(name, f'{name}.py')}", "--workdir=runs/again", *small)
         shutil.rmtree(folder / "runs/again", ignore_errors=True)
         assert verb("pretrain", *uninterrupted, "--config.train.steps=3", folder=folder).status == 0
@@ -102,7 +107,7 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
         table = ("--train=labels.jsonl", "--text=text", "--label=label", f"--workdir=tasks/{workdir.name}")
         finished = verb("finetune", *table, checkpoint, module, folder=folder)
         assert finished.status == 0 and "validation/accuracy" in finished.out, finished.err
-    if selected in ("gemma", "qwen2"):
+    if name == "qwen2":
         written_by = ("--format=huggingface", f"--source={workdir}", f"--target=exported/{name}")
         finished = verb("convert", *written_by, module, folder=folder)
         assert finished.status == 0, finished.err
@@ -159,8 +164,7 @@ def test_the_slopes_of_alibi_are_the_published_ones():
     assert slopes(12) == pytest.approx([*slopes(8), *(2.0 ** -(n / 2) for n in (1, 3, 5, 7))])
 
 
-@pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.parametrize("kind", [models.DecoderConfig, models.EncoderConfig])
+@pytest.mark.parametrize(("kind", "scan"), [(models.DecoderConfig, True), (models.EncoderConfig, False)])
 def test_alibi_attends_as_the_paper_says(kind, scan):
     """One block, with nothing but attention: against the sums written out."""
     heads, dim, length = 2, 4, 7
@@ -172,11 +176,11 @@ def test_alibi_attends_as_the_paper_says(kind, scan):
         scan_layers=scan,
     )
     module, tokens = model.module(jnp.float32), np.random.default_rng(0).integers(0, 11, (1, length))
-    params = nn.unbox(module.init(jax.random.key(0), tokens)["params"])
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), tokens)["params"])
     block = jax.tree.map(lambda leaf: leaf[0], params["stack"]["blocks"])
     block["feed_forward"] = jax.tree.map(jnp.zeros_like, block["feed_forward"])
     params["stack"]["blocks"] = jax.tree.map(lambda leaf: leaf[None], block)
-    found = module.apply({"params": params}, tokens, method="features")
+    features = jax.jit(functools.partial(module.apply, method="features"))({"params": params}, tokens)
 
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + model.norm.epsilon)
@@ -192,7 +196,7 @@ def test_alibi_attends_as_the_paper_says(kind, scan):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     mixed = np.einsum("nqk,knh->qnh", weights, value).reshape(length, -1) @ project["out"]
-    np.testing.assert_allclose(found[0], norm(x + mixed), atol=1e-5)
+    np.testing.assert_allclose(features[0], norm(x + mixed), atol=1e-5)
 
 
 def test_a_users_optimizer_moves_by_the_sign_of_its_momentum():

@@ -42,12 +42,11 @@ def of_transformers(settings, seed):
 
 
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_logits_equal_transformers(settings, seed, tmp_path):
+def test_logits_equal_transformers(settings, tmp_path):
     page("gemma")
-    theirs = of_transformers(settings, seed)
+    theirs = of_transformers(settings, 0)
     theirs.save_pretrained(tmp_path / "theirs")
-    tokens = np.random.default_rng(seed).integers(0, SIZES["vocab_size"], (3, 13))
+    tokens = np.random.default_rng(0).integers(0, SIZES["vocab_size"], (3, 13))
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
     ours = plm_jax.load(tmp_path / "theirs")

@@ -197,14 +197,14 @@ def test_span_model_fills_blanks_with_its_answer():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda lm: lm.fill("no blank"), r"there is no \[MASK\] in 'no blank'"),
+        (lambda lm: lm.fill("no blank"), r"'no blank' has no \[MASK\]: write one where a token is missing"),
         (lambda lm: lm.fill("[MASK]", top_k=0), "top_k is 0"),
         (
             lambda lm: lm.generate("[MASK]", num_beams=2, top_k=3),
             "does not generate text, .* leave out num_beams, top_k",
         ),
         (lambda lm: lm.generate("[MASK]", max_new_tokens=9), "leave out max_new_tokens"),
-        (lambda lm: lm.generate("no blank"), r"there is no \[MASK\] in 'no blank'"),
+        (lambda lm: lm.generate("no blank"), r"'no blank' has no \[MASK\]: write one where a token is missing"),
         (lambda lm: lm.special_ids.pop("mask_token_id") and lm.fill("[MASK]"), "its vocabulary has no mask"),
         (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is not a masked model"),
     ],

@@ -153,7 +153,6 @@ def test_masks_in_ids_are_filled_like_text():
 def test_decoding_options_apply_to_blanks():
     lm = model_of("glm")
     text = "a[MASK]b[sMASK]"
-    assert lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0].startswith("axy")
     assert re.fullmatch("axy.{3}bxy.{3}", lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0])
     assert len(lm.generate(text, max_new_tokens=4, num_beams=3, no_repeat_ngram_size=1)) == 1
     for options in ({"num_beams": 2, "num_return_sequences": 2}, {"stop_strings": ["b"]}):

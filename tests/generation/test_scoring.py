@@ -13,7 +13,7 @@ from tests import golden
 MOST = 12
 
 
-def pairs(vocab_size, number=40, most=MOST):
+def pairs(vocab_size, number=16, most=MOST):
     """Returns contexts and continuations of mixed lengths, together at most `most` + 1 tokens."""
     rng = np.random.default_rng(0)
     sizes = [(n := rng.integers(1, most + 1), rng.integers(1, most + 2 - n)) for _ in range(number)]

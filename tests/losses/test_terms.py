@@ -142,6 +142,31 @@ def test_terms_are_means_for_any_microbatches(kind):
         np.testing.assert_allclose(actual[name], want[name], **tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_gradient_is_that_of_the_weighted_sum_of_means(microbatches):
+    class Powers(losses.Loss):
+        """Means of x² over all rows and of x³ over one row."""
+
+        @property
+        def coefficients(self):
+            return {"cube": 3.0}
+
+        def weights(self, model, batch):
+            return {name: batch[name].sum() for name in ("square", "cube")}
+
+        def __call__(self, model, params, batch, rngs, carry):
+            terms = {name: params["x"] ** power * batch[name].sum() for name, power in (("square", 2), ("cube", 3))}
+            return terms, {name: {} for name in terms}, carry
+
+    model: Any = None  # The loss applies none.
+    rows = {"square": np.ones(4, np.float32), "cube": np.array([1, 0, 0, 0], np.float32)}
+    train_step = jax.jit(step.train_step(Powers(), model, optax.sgd(1.0), microbatches))
+    start = state.new_state({"x": jnp.float32(2.0)}, optax.sgd(1.0))
+    after, metrics = train_step(start, rows | {"digest": np.zeros((4, 2), np.uint32)}, ROOT, 1.0)
+    assert metrics["loss"] == 2**2 + 3 * 2**3
+    assert after.params["x"] == 2 - (2 * 2 + 3 * 3 * 2**2)
+
+
 def test_sums_over_batches_equal_sums_over_rows():
     """The halves have equally many pairs, but not targets."""
     module, params, loss = build("masked_lm")

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +12,10 @@ from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.configs import deberta
 from plm_jax.models import registry
+from plm_jax.models.kernels import tiles
 from plm_jax.models.positions import SelfAttentionLayer
 from tests.support import runs
+from tests.support.random_models import random_params
 
 KERNELS = ("xla", "flash")
 
@@ -109,15 +110,14 @@ def test_relative_scores_equal_the_bias(position):
     assert not position.expands_scores(in_order=True) and position.expands_scores(in_order=False)
 
 
-def test_flash_kernel_equals_xla():
-    """Values and gradients of a layer with padding, interpreted."""
+def test_flash_kernel_equals_xla(monkeypatch):
+    """Values and gradients of layers with padding, interpreted in small tiles."""
+    monkeypatch.setattr(tiles, "choose", lambda *_, **__: tiles.Tile(16, 16, 1))
     model = deberta.model(2, 1, 16, 2, 20, 16, buckets=8, dropout=0.0)
-    model = dataclasses.replace(
-        model, initializer=models.InitializerConfig(0.3), head=models.VocabularyHead(), convolution=None
-    )
-    params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
-    tokens = jax.random.randint(jax.random.key(1), (2, 16), 1, 20)
-    mask = (jnp.arange(16) < jnp.array([[16], [9]])).astype(jnp.int32)
+    model = dataclasses.replace(model, head=models.VocabularyHead(), convolution=None)
+    params = random_params(model)
+    tokens = jax.random.randint(jax.random.key(1), (2, 24), 1, 20)
+    mask = (jnp.arange(24) < jnp.array([[24], [19]])).astype(jnp.int32)
 
     @functools.partial(jax.jit, static_argnums=0)
     def loss(kernel, params):

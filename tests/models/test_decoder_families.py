@@ -14,7 +14,8 @@ from plm_jax.models import registry
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
 from tests.models.own_positions import DistanceKeys, Slopes
-from tests.models.test_decoder import extend, initial, logits, reach, small, tokens_of
+from tests.models.test_decoder import extend, logits, reach, small, tokens_of
+from tests.models.test_encoder import randomized
 from tests.models.test_kernels import HEADS, exactly, inputs
 
 LEARNED = small().attention
@@ -41,19 +42,22 @@ MODELS = {
     "own_slopes": small(attention=replace(LEARNED, position=Slopes())),
     "own_distance_keys": small(attention=replace(LEARNED, position=DistanceKeys()), scan_layers=False),
 }
-families = pytest.mark.parametrize("family", MODELS)
+# Each kind of positions, and layers that are shared.
+placed = pytest.mark.parametrize(
+    "family", ["gpt2_shared_layers", "llama", "chatglm", "gpt3", "unnormed_first", "own_slopes", "own_distance_keys"]
+)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "chatglm", "gpt1"])  # Windows: below.
-def test_positions_depend_on_nothing_after_them(family):
+def test_positions_depend_on_nothing_after_them():
+    """Windows are below; for all families, incremental decoding shows it."""
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
-        assert reach(*initial(MODELS[family]), tokens, query).tolist() == [position <= query for position in range(8)]
+        assert reach(*randomized(MODELS["gpt2"]), tokens, query).tolist() == [key <= query for key in range(8)]
 
 
-@families
+@placed
 def test_padding_on_either_side_changes_nothing(family):
-    module, params = initial(MODELS[family])
+    module, params = randomized(MODELS[family])
     tokens = tokens_of(batch=1, length=5)
     alone = logits(module, params, tokens)
     for left, right in ((3, 0), (0, 3), (2, 1)):
@@ -62,14 +66,14 @@ def test_padding_on_either_side_changes_nothing(family):
         np.testing.assert_allclose(logits(module, params, padded, mask)[:, left : left + 5], alone, atol=1e-4)
 
 
-@families
+@pytest.mark.parametrize("family", MODELS)
 def test_incremental_decoding_equals_full_pass(family):
-    module, params = initial(MODELS[family])
+    module, params = randomized(MODELS[family])
     tokens = tokens_of()
     mask = jnp.ones_like(tokens).at[1, :3].set(0)
     positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
     variables, parts, start = {"params": params}, [], 0
-    for size in (3, 3, 1, 1):
+    for size in (4, 1, 1, 1, 1):
         end = start + size
         filled, span = mask * (jnp.arange(8) < end), slice(start, end)
         outputs, cache = extend(module, variables, tokens[:, span], filled, positions[:, span], start)
@@ -79,10 +83,10 @@ def test_incremental_decoding_equals_full_pass(family):
     np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
 
 
-@families
+@placed
 def test_shared_cache_equals_separate_caches(family):
     """Two texts share a beginning. Their tokens alternate in the slots, and each attends to its own."""
-    module, params = initial(MODELS[family])
+    module, params = randomized(MODELS[family])
     begin, branches = tokens_of(batch=1, length=4), tokens_of(1, batch=2, length=3)
     visible = np.zeros((1, 2, 10), int)
     visible[..., :4] = 1
@@ -110,7 +114,7 @@ def test_stacked_windows_reach_product_of_bands(windows, scan):
         want = ((distance >= 0) & (distance < window)) @ want
     tokens = jnp.arange(5, 13)[None]
     for query in (0, 4, 7):
-        assert reach(*initial(model), tokens, query).tolist() == (want[query] > 0).tolist()
+        assert reach(*randomized(model), tokens, query).tolist() == (want[query] > 0).tolist()
 
 
 @pytest.mark.parametrize(("kernel", "causal"), [("xla", True), ("xla", False), ("flash", True), ("flash", False)])
@@ -130,7 +134,7 @@ def test_flash_gradients_equal_plain_windows():
     """With recomputation of everything except products, the choice of a kernel must keep the saved values."""
     attention = models.AttentionConfig(2, 8, models.NoPositions(), windows=(0, 9))
     model = small(layers=3, attention=attention, remat="dots")
-    params, tokens = initial(model)[1], tokens_of(length=128)
+    params, tokens = randomized(model)[1], tokens_of(length=128)
 
     def gradient(kernel):
         module = registry.build(replace(model, attention_kernel=kernel))

@@ -104,23 +104,23 @@ def test_values_and_gradients_equal_plain_attention(name):
 def test_parts_drop_and_attend_like_the_whole():
     context = Context(causal=True, dropout=0.3)
     query, key, value = arrays(48, 48, HEADS, 8, False)
-    whole = by_plain(context, jnp.int32(20))(query, key, value)
-    outputs = by_flash(context, jnp.int32(20), offsets=(1, 2, 16, 0))(query[1:, 2:, 16:], key[1:, 2:], value[1:, 2:])
+    whole = jax.jit(by_plain(context, jnp.int32(20)))(query, key, value)
+    part = jax.jit(by_flash(context, jnp.int32(20), offsets=(1, 2, 16, 0)))
+    outputs = part(query[1:, 2:, 16:], key[1:, 2:], value[1:, 2:])
     np.testing.assert_allclose(outputs, whole[1:, 2:, 16:], atol=1e-5)
 
 
 # Queries, keys, causality, window, whether rows hold several documents, offsets of row, head and query.
 SHAPES = [
-    (23, 37, False, None, False, (0, 0, 0)),
     (64, 65, True, None, False, (3, 8, 1)),
-    (41, 41, True, 9, False, (0, 2, 0)),
-    (56, 56, False, 20, True, (0, 0, 0)),
+    (41, 41, False, 20, True, (0, 2, 0)),
     (17, 130, True, None, False, (1, 0, 113)),
 ]
 
 
-@pytest.mark.parametrize(("rate", "broadcast"), [(0.3, False), (0.7, True)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "rate", "broadcast"), [*((shape, 0.3, False) for shape in SHAPES), (SHAPES[0], 0.7, True)], ids=str
+)
 def test_kernels_drop_the_same_weights(shape, rate, broadcast):
     """With keys and queries of 0 and values of an identity matrix, outputs are the weights after dropout."""
     queries, keys, causal, window, packed, offsets = shape
@@ -132,8 +132,10 @@ def test_kernels_drop_the_same_weights(shape, rate, broadcast):
     window = None if window is None else jnp.int32(window)
     arguments = {"query_ids": ids[0], "key_ids": ids[1], "window": window, "seed": SEED, "offsets": offsets}
     options = {"causal": causal, "rate": rate, "broadcast": broadcast, "interpret": True}
-    by_gpu = gpu.flash(query, key, value, **options, **arguments)
-    by_tpu = tpu.flash(query, key, value, **options, **arguments, tile=tiles.Tile(16, 32, 1))
+    on_tpu = functools.partial(tpu.flash, tile=tiles.Tile(16, 32, 1))
+    by_gpu, by_tpu = (
+        jax.jit(functools.partial(flash, **options))(query, key, value, **arguments) for flash in (gpu.flash, on_tpu)
+    )
     # The same rows, heads and queries of a larger attention.
     first_row, first_head, first_query, _ = map(int, offsets)
     larger = [(0, 0), *((first, 0) for first in (first_head, first_query)), (0, 0)]
@@ -168,7 +170,7 @@ def test_dropout_keeps_the_expectation(kernel):
     else:
         attend = by_plain(context, None) if kernel == "xla" else by_flash(context, None)
     kept_weights = batch * length * keys / 65536
-    assert abs(attend(*arrays).mean() - 1) < 4 * kept_weights**-0.5 == 0.25
+    assert abs(jax.jit(attend)(*arrays).mean() - 1) < 4 * kept_weights**-0.5 == 0.25
 
 
 def test_fully_masked_queries_have_zero_output_and_gradient():
@@ -207,8 +209,15 @@ def test_skipped_tiles_are_fully_masked(number):
             np.sort(rng.integers(0, 4, (2, keys))),
         )
         visible &= order[0][:, :, None] > order[1][:, None]
-    some, every = tile_mask.tiles(queries, keys, query_tile, key_tile, offsets=offsets, **options)
-    ranges = np.broadcast_to(tile_mask.ranges(some, every), (2, *some.shape[1:2], 4))
+    causal = options.pop("causal")
+
+    @jax.jit
+    def ranges_of(options):
+        masks = tile_mask.tiles(queries, keys, query_tile, key_tile, causal=causal, offsets=offsets, **options)
+        return tile_mask.ranges(*masks)
+
+    ranges = ranges_of(options)
+    ranges = np.broadcast_to(ranges, (2, *ranges.shape[1:]))
     for (row, query, key), is_visible in np.ndenumerate(visible):
         first, begin, end, last = ranges[row, query // query_tile]
         assert first <= begin <= end <= last

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -108,15 +108,19 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, 128), 0, 31)
 SEGMENTS = jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 0]]), 32, axis=1)
 
 
+@cache
+def initial_params():
+    return nn.unbox(jax.jit(partial(registry.init_params, registry.build(MODEL)))(jax.random.key(0)))
+
+
 def gradients_of(model):
     """Returns the gradient as a function of the parameters, and random parameters."""
     module = registry.build(model)
-    params = nn.unbox(jax.jit(partial(registry.init_params, module))(jax.random.key(0)))
 
     def loss(params):
         return jnp.square(module.apply({"params": params}, TOKENS, segment_ids=SEGMENTS)).mean()
 
-    return jax.grad(loss), params
+    return jax.grad(loss), initial_params()
 
 
 def test_mesh_gradients_equal_plain_attention():

@@ -1,6 +1,10 @@
 """Audits of runs on eight fake devices: what they report, when they end a run, and that they change nothing."""
 
+import contextlib
+import dataclasses
 import functools
+import types
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -11,6 +15,8 @@ from plm_jax.common.errors import UserError
 from plm_jax.runs import audits, loop, setup
 from plm_jax.runs.audits import CheckReplicas
 from plm_jax.runs.callbacks import TrainingContext
+from plm_jax.runs.coordination import Decision
+from plm_jax.training import spikes
 from plm_jax.training.program import Program
 from tests.support import faulty_devices, planted, runs
 
@@ -30,9 +36,8 @@ def test_audits_leave_training_as_it_is(tiny, tmp_path):
     assert columns[0] == columns[1] and len(columns[0][0]) == 4
 
 
-@pytest.mark.parametrize("kind", faulty_devices.KINDS)
-def test_device_that_computes_wrongly_ends_the_run(kind, tiny, tmp_path, monkeypatch):
-    faults = faulty_devices.faults(8, 5, kind)
+def test_device_that_computes_wrongly_ends_the_run(tiny, tmp_path, monkeypatch):
+    faults = faulty_devices.faults(8, 5, "d_kernel")
 
     def check_devices(mesh, dtype):
         check = audits.audit.DeviceCheck(mesh, dtype, faulty_devices.block)
@@ -75,6 +80,33 @@ def test_spikes_of_the_data_blame_no_device(verb, tmp_path):
     assert "the data are likely the cause" in finished.err and "computes a fixed block" not in finished.err
 
 
+def test_incidents_soon_after_an_audit_are_not_audited(monkeypatch):
+    audited = []
+
+    def compute(state, batch, key):
+        audited.append(batch)
+        return {"checksums": np.zeros(1, np.uint32)}
+
+    program: Any = types.SimpleNamespace(
+        mesh=types.SimpleNamespace(devices=np.array(jax.devices())),
+        precision=config.PrecisionConfig(),
+        tensor_names=lambda: ["head"],
+        phase_gradients=lambda phase, options: compute,
+    )
+    programs: Any = types.SimpleNamespace(inputs=lambda step: (None, None))
+    logger: Any = types.SimpleNamespace(auditing=lambda compiles: contextlib.nullcontext())
+    monkeypatch.setattr(audits, "DeviceCheck", lambda mesh, dtype: lambda: np.zeros((8, 1), np.uint32))
+    settings = config.TrainConfig(8, steps=20, incidents=config.IncidentsConfig(window=6))
+    audit, empty = audits.Audit(settings, programs, logger, None), cast(Any, None)
+    context = TrainingContext(empty, program, empty, 0, 20)
+    for step in range(1, 21):
+        context.step, context.batch = step, cast(Any, step)
+        context.metrics = {"incident": spikes.SPIKE if step in (2, 5, 7, 8, 9, 20) else spikes.NONE}
+        audit.after_step(context)
+    audit.end_phase(context)
+    assert audited == [2, 2, 8, 8, 20, 20]  # Each is computed twice.
+
+
 def test_replicas_are_compared_before_they_are_saved(tiny):
     job = setup.build(make(tiny, 0))
     state, phase = job.program.new_state(0), job.programs.phases[0]
@@ -87,5 +119,11 @@ def test_replicas_are_compared_before_they_are_saved(tiny):
     arrays = [jax.device_put(shard, device) for shard, device in zip(shards, devices, strict=True)]
     leaves[0] = jax.make_array_from_single_device_arrays(leaves[0].shape, leaves[0].sharding, arrays)
     context.state = state.replace(params=jax.tree.unflatten(tree, leaves))
-    with pytest.raises(UserError, match=rf"not saved: the replicas of 1 parameters.*device {devices[6].id} of process"):
+    message = rf"not saved: the replicas of 1 parameters.*device {devices[6].id} of process"
+    with pytest.raises(UserError, match=message):
         CheckReplicas(job.run.checkpoint, None).after_step(context)
+    check = CheckReplicas(config.CheckpointConfig(save_every=4), None)
+    for step, decision in ((5, Decision(save=True)), (4, Decision())):
+        with pytest.raises(UserError, match=message):
+            check.after_step(dataclasses.replace(context, step=step, decision=decision))
+    check.after_step(dataclasses.replace(context, step=5))  # Not saved.

@@ -37,11 +37,10 @@ def trained(tiny, tmp_path_factory):
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (1, {}),
         (1, {"train": {"trainable": (r"stack/blocks/1/.*",)}}),
         (8, {"mesh": config.MeshConfig(fsdp=4, tensor=2)}),
     ],
-    ids=["plain", "frozen", "mesh"],
+    ids=["frozen", "mesh"],
 )
 def test_average_equals_its_closed_form(devices, changes, tiny):
     job = setup.build(averaged(tiny, **changes), devices=jax.devices()[:devices])

@@ -266,6 +266,8 @@ def test_remaining_phases_follow_the_finished_steps(tiny):
     # Within the first phase nothing that was read changes.
     assert resume.spans_of_rows(config.resolve_phases(run), 3) == resume.spans_of_rows(config.resolve_phases(longer), 3)
     assert ends(resume.plan_phases(STAGES, config.resolve_phases(longer), 3)) == ends(config.resolve_phases(longer))
+    # At its end nothing of the next one was read.
+    assert ends(resume.plan_phases(STAGES, config.resolve_phases(longer), 4)) == ends(config.resolve_phases(longer))
     # After it something does.
     assert resume.spans_of_rows(config.resolve_phases(run), 6) != resume.spans_of_rows(config.resolve_phases(longer), 6)
     assert ends(resume.plan_phases(STAGES, config.resolve_phases(longer), 6)) == [

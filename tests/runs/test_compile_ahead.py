@@ -1,5 +1,6 @@
 """The step of the next phase is prepared in the background, compiled once, and computes the same."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
@@ -34,8 +35,8 @@ def listen(event, seconds, fun_name="", **_):
 jax.monitoring.register_event_duration_secs_listener(listen)
 
 
-@pytest.fixture
-def events():
+@contextlib.contextmanager
+def recorded():
     """Kinds, names of functions and threads of compilations."""
     EVENTS.clear()
     is_on.append(True)
@@ -43,9 +44,15 @@ def events():
     is_on.clear()
 
 
-def make(folder, name="dropout", **train):
-    train = {"steps": 8, "phases": PHASES, **train}
-    return runs.make(folder, RUNS[name], train=train, mesh=config.MeshConfig(data=8), checkpoint={"save_every": 100})
+@pytest.fixture
+def events():
+    with recorded() as events:
+        yield events
+
+
+def make(folder, phases=PHASES, devices=8):
+    train, mesh = {"steps": 8, "phases": phases}, config.MeshConfig(data=devices)
+    return runs.make(folder, RUNS["dropout"], train=train, mesh=mesh, checkpoint={"save_every": 100})
 
 
 def threads_of(events, kind):
@@ -55,9 +62,11 @@ def threads_of(events, kind):
 
 @pytest.fixture(scope="module")
 def expected(tiny, tmp_path_factory):
-    """Rows of a run that compiles each step at the start of its phase."""
+    """Rows of a run that compiles each step at the start of its phase, as is done on CPUs."""
     workdir = tmp_path_factory.mktemp("expected") / "run"
-    loop.pretrain(make(tiny), str(workdir))
+    with recorded() as events:
+        loop.pretrain(make(tiny), str(workdir))
+    assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name] * 3
     return bits(workdir)
 
 
@@ -66,24 +75,15 @@ def bits(workdir):
     return {name: runs.column(workdir, name) for name in names}
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "lowered"])
-def compiles(request, monkeypatch):
-    monkeypatch.setitem(compile_ahead.COMPILES, "cpu", request.param)
-    return request.param
-
-
-def test_steps_are_prepared_ahead_and_once(compiles, tiny, tmp_path, expected, events):
+@pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "lowered"])
+def test_steps_are_prepared_ahead_and_once(compiles, monkeypatch, tiny, tmp_path, expected, events):
+    monkeypatch.setitem(compile_ahead.COMPILES, "cpu", compiles)
     loop.pretrain(make(tiny), str(tmp_path / "run"))
     assert bits(tmp_path / "run") == expected
     main = threading.current_thread().name
     assert threads_of(events, "jaxpr_to_mlir_module_duration") == [main, AHEAD, AHEAD]
     compiled_by = AHEAD if compiles else main
     assert threads_of(events, "backend_compile_duration") == [main, compiled_by, compiled_by]
-
-
-def test_cpus_compile_at_the_start_of_a_phase(tiny, tmp_path, events):
-    loop.pretrain(make(tiny), str(tmp_path / "run"))
-    assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name] * 3
 
 
 def test_models_with_a_carry_compile_once(monkeypatch, verb, tmp_path, events):
@@ -158,11 +158,11 @@ def test_a_stopped_run_does_not_wait(tiny, tmp_path):
 
 
 JOB = """
-import pathlib, sys, threading
+import dataclasses, pathlib, sys, threading
 import jax
 from plm_jax.common import command_line
 from plm_jax.runs import compile_ahead, loop
-from tests.runs.test_compile_ahead import AHEAD, make
+from tests.runs.test_compile_ahead import AHEAD, PHASES, make
 
 def report(event, seconds, fun_name="", **_):
     if event.endswith("backend_compile_duration") and threading.current_thread().name == AHEAD:
@@ -173,13 +173,14 @@ compile_ahead.COMPILES["cpu"] = True
 folder, workdir = sys.argv[1:]
 sys.argv[1:] = []
 command_line.start_jax()
-loop.pretrain(make(pathlib.Path(folder)), workdir)
+phases = [dataclasses.replace(phase, mesh={}) for phase in PHASES]
+loop.pretrain(make(pathlib.Path(folder), tuple(phases), devices=2), workdir)
 """
 
 
 def test_each_process_of_a_job_compiles_ahead(tiny, tmp_path, expected):
     script = [sys.executable, "-c", JOB, str(tiny), str(tmp_path / "run")]
-    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--", *script]
+    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", *script]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     for process in (0, 1):

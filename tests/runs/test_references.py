@@ -11,12 +11,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from plm_jax import config, losses, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, loop, references, setup
+from plm_jax.runs import checkpoints, references, setup
 from tests.support import resume, runs
 from tests.support import tiny as tiny_runs
 
@@ -33,7 +33,7 @@ def teachers(tiny, verb, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teachers")
     for seed, name in enumerate(("first", "second")):
         flags = f"--config={tiny}/tiny.py:distilbert", f"--workdir={folder / name}", f"--config.train.seed={seed}"
-        finished = verb("pretrain", *flags)
+        finished = verb("pretrain", *flags, "--config.train.steps=1")
         assert finished.status == 0, finished.err
     return folder
 
@@ -88,22 +88,23 @@ def test_checkpoints_record_only_the_hash_of_a_teacher(tiny_copy, teachers, verb
     assert "the weights of reference 'teacher'" in other.errors[0] and "--allow_changes" in other.errors[0]
 
 
-def assert_killed_equals_whole(run, folder, verb, tmp_path, monkeypatch):
-    """Trains a run of 12 steps without interruption in `whole`, and with a SIGKILL in `killed`; compares the two."""
+def assert_resumed_equals_whole(run, folder, verb, tmp_path):
+    """Trains a run of 6 steps in `whole`, resumes it in `resumed` from its second step, and compares the two."""
     write(folder, run)
-    monkeypatch.setitem(tiny_runs.RUNS, "distilled", run)
     finished = verb("pretrain", f"--config={folder}/tiny.py:distilled", f"--workdir={tmp_path / 'whole'}")
     assert finished.status == 0, finished.err
-    resume.train_with_kills(folder, "distilled", tmp_path / "killed", kills=1, seed=1)
-    assert resume.last_step(tmp_path / "whole") == 12
-    assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
+    runs.copy_at(tmp_path / "whole", tmp_path / "resumed", 2)
+    finished = verb("pretrain", f"--config={folder}/tiny.py:distilled", f"--workdir={tmp_path / 'resumed'}")
+    assert finished.status == 0 and "resumed after step 2" in finished.err, finished.err
+    assert resume.last_step(tmp_path / "whole") == 6
+    assert resume.differences(tmp_path / "resumed", tmp_path / "whole") == []
 
 
-def test_killed_distillation_equals_uninterrupted_one(tiny_copy, teachers, verb, tmp_path, monkeypatch):
+def test_resumed_distillation_equals_uninterrupted_one(tiny_copy, teachers, verb, tmp_path):
     phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0))
-    train = {"steps": 12, "microbatches": 2, "phases": phases}
+    train = {"steps": 6, "microbatches": 2, "phases": phases}
     run = distilled(tiny_copy, teachers / "first", train, checkpoint=config.CheckpointConfig(save_every=2, keep_last=9))
-    assert_killed_equals_whole(run, tiny_copy, verb, tmp_path, monkeypatch)
+    assert_resumed_equals_whole(run, tiny_copy, verb, tmp_path)
 
 
 def test_replay_reports_another_teacher(tiny_copy, teachers, verb, tmp_path):
@@ -122,13 +123,7 @@ def test_replay_reports_another_teacher(tiny_copy, teachers, verb, tmp_path):
 
 def test_eight_devices_equal_one(tiny, teachers):
     run = distilled(tiny, teachers / "first", {"microbatches": 2, "steps": 3}, dropout=0.0)
-    expected = runs.steps(run, 1)
-    sizes = config.MeshConfig(data=2, fsdp=2, tensor=2)
-    actual = runs.steps(dataclasses.replace(run, mesh=sizes), 8, params=expected[1])
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
-    for name, leaf in expected[2].items():
-        np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)
-    program = actual[3].program
+    program = runs.assert_eight_devices_equal_one(run).program
     kernel = program.reference_shapes["teacher"]["stack"]["blocks"]["feed_forward"]["up"]["kernel"]
     assert math.prod(kernel.sharding.shard_shape(kernel.shape)) < math.prod(kernel.shape)
 
@@ -186,6 +181,9 @@ WIDE = dataclasses.replace(
     embedding=dataclasses.replace(STUDENT.embedding, width=64),
     attention=dataclasses.replace(STUDENT.attention, head_dim=16),
 )
+LONGER = dataclasses.replace(
+    STUDENT, attention=dataclasses.replace(STUDENT.attention, position=models.LearnedPositions(length=128))
+)
 LARGER = dataclasses.replace(STUDENT, embedding=dataclasses.replace(STUDENT.embedding, vocab_size=300))
 
 
@@ -196,6 +194,7 @@ LARGER = dataclasses.replace(STUDENT, embedding=dataclasses.replace(STUDENT.embe
         ({"train": {"loss": None}}, r"has 'teacher', which the loss does not read: leave it out"),
         ({"model": LARGER}, r"the teacher has 272 tokens, but config.model has 300"),
         ({"model": LARGER, "loss": losses.Distillation(alpha_ce=0.0)}, r"the teacher has 272 tokens"),
+        ({"model": LONGER, "data": {"length": 65}}, r"rows of 65 tokens are longer than the 64 positions of reference"),
         ({"model": WIDE}, r"width of 32, those of config.model of 64: set config.train.loss.alpha_cos to 0"),
         ({"model": tiny_runs.MODEL, "objective": objectives.Causal()}, r"the teacher is a model of kind 'encoder'"),
         ({"model": tiny_runs.ELECTRA, "objective": objectives.ReplacedToken()}, r"does not support the loss"),
@@ -249,9 +248,12 @@ def test_students_of_another_width_learn_from_predictions(tiny, teachers):
     assert np.isfinite(runs.steps(run, 1)[0]).all()
 
 
-def test_resumed_runs_may_add_and_remove_a_teacher(tiny, teachers, tmp_path):
+def test_resumed_runs_may_add_and_remove_a_teacher(tiny_copy, teachers, verb, tmp_path):
     alone = {"references": {}, "loss": None}
     for steps, train in ((1, alone), (2, {}), (3, alone)):
-        loop.pretrain(distilled(tiny, teachers / "first", {"steps": steps, **train}), str(tmp_path / "run"))
+        write(tiny_copy, distilled(tiny_copy, teachers / "first", train))
+        command = f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'run'}"
+        finished = verb("pretrain", *command, f"--config.train.steps={steps}")
+        assert finished.status == 0, finished.err
         folder = folders.of_run(str(tmp_path / "run")) / str(steps)
         assert list(checkpoints.load_params(str(folder)).meta["references"]) == ([] if train else ["teacher"])

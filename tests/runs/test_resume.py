@@ -2,9 +2,7 @@
 
 import json
 import os
-import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from plm_jax import config
 from plm_jax.data import reader
 from tests.support import resume, runs
 from tests.support.tiny import RUNS
-
-LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +33,9 @@ FAMILIES = ("everything", "bert_everything", "bert_packed_everything", "t5_every
 
 
 @pytest.mark.parametrize(("name", "kills"), [("separate", 1), *(((n, 2) for n in FAMILIES) if FULL else ())])
-def test_killed_run_equals_uninterrupted_run(name, kills, tiny, uninterrupted, tmp_path):
+def test_killed_run_equals_uninterrupted_run(name, kills, tiny, verb, uninterrupted, tmp_path):
     reference = uninterrupted(name)
-    cut_off = resume.train_with_kills(tiny, name, tmp_path / "killed", kills, seed=1)
+    cut_off = resume.train_with_kills(verb, tiny, name, tmp_path / "killed", kills, seed=1)
     assert cut_off >= 1, "no kill interrupted a save"
     assert resume.last_step(reference) == RUNS[name].train.steps
     assert resume.differences(tmp_path / "killed", reference) == []
@@ -76,18 +72,13 @@ def test_run_resumes_on_eight_devices(name, step, tiny, uninterrupted, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "step"), RUNS_AND_STEPS)
-def test_run_resumes_with_two_processes(name, step, tiny, uninterrupted, tmp_path):
+def test_run_resumes_with_two_processes(name, step, tiny, verb, uninterrupted, tmp_path):
     reference = uninterrupted(name)
     workdir = runs.copy_at(reference, tmp_path / "two", step)
-    launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
-    meshes = ("--config.mesh.data=2", "--config.mesh.fsdp=4")
-    finished = subprocess.run(
-        [*launch, *resume.command(tiny, name, workdir, *meshes)],
-        env=resume.environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0 and f"resumed after step {step}" in finished.stderr, finished.stderr
+    words = (f"--config={tiny}/tiny.py:{name}", f"--workdir={workdir}", "--config.mesh.data=1", "--config.mesh.fsdp=2")
+    for process in [each.finished() for each in verb.start_job("pretrain", *words)]:
+        assert process.status == 0, process.err
+    assert json.loads((workdir / "config.json").read_text())["history"][-1]["step"] == step
     assert_same_within(1e-5, workdir, reference)
     assert not list((workdir / "checkpoints").glob("*tmp*"))
 

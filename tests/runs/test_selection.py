@@ -98,8 +98,10 @@ def test_changed_metric_starts_a_new_selection(tmp_path):
     ]
     assert lost is None and run.kept == 4
     # If nothing was selected in between, the earlier selection counts.
+    for step in (4, 5):
+        run.saved[step] = {"selected": {}}
+        assert run.train([0.4], step) == ([], None) and run.kept == 4
     run.saved[5] = {"selected": {}}
-    assert run.train([0.4], 5) == ([], None) and run.kept == 4
     assert run.train([0.6], 5) == ([], None) and run.kept == 6
 
 
@@ -138,6 +140,7 @@ def test_hash_of_validation_depends_on_what_it_measures(tiny):
         {"objective": objectives.MaskedLM(rate=0.5)},
         {"data": {"mixture": {"a": 1.0, "b": 5.0}}},
         {"data": {"length": 24}},
+        {"train": {"phases": (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=24))}},
     ]
     assert [hash_of(**sections) == expected for sections in same] == [True] * len(same)
     assert [hash_of(**sections) != expected for sections in other] == [True] * len(other)

@@ -25,7 +25,6 @@ from plm_jax.runs.coordination import Decision
 from tests.support import resume, runs
 from tests.support.clock import Clock
 
-LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 LONG = ("--config.train.steps=150", "--config.checkpoint.save_every=1000", "--config.train.log_every=1")
 
 
@@ -40,49 +39,40 @@ def reference(tiny, verb, tmp_path_factory):
 
 def until(step, workdir, process):
     while resume.last_step(workdir) < step:
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.finished().err
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_signal_saves_the_step_before_the_run_stops(number, tiny, verb, reference, tmp_path):
-    command = resume.command(tiny, "plain", tmp_path / "run", *LONG)
-    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as process:
-        until(20, tmp_path / "run", process)
-        process.send_signal(number)
-        said = process.stderr.read()
-    assert process.returncode == 75, said
+def test_signal_saves_the_step_before_the_run_stops(tiny, verb, reference, tmp_path):
+    command = ("pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", *LONG)
+    process = verb.start(*command)
+    until(20, tmp_path / "run", process)
+    process.send_signal(signal.SIGTERM)
+    status, _, said = process.finished()
+    assert status == 75, said
     step = resume.last_step(tmp_path / "run")
-    assert f"stopped by {number.name} after step {step}, which is saved" in said.splitlines()[-1]
+    assert f"stopped by SIGTERM after step {step}, which is saved" in said.splitlines()[-1]
     assert folders.finished(tmp_path / "run/checkpoints") == [step] and step < 150
-    again = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", *LONG)
+    again = verb(*command)
     assert again.status == 0 and f"resumed after step {step}" in again.err
     assert resume.differences(tmp_path / "run", reference) == []
 
 
-def test_signal_to_one_process_stops_both_after_the_same_step(tiny, reference, tmp_path):
-    run = resume.command(tiny, "plain", tmp_path / "run", *LONG)
-    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", *run, "--config.mesh.data=2"]
-    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as job:
-        until(20, tmp_path / "run", job)
-        (second,) = (
-            pid
-            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if b"JAX_PROCESS_ID=1" in proc_file(pid, "environ") and str(tmp_path).encode() in proc_file(pid, "cmdline")
-        )
-        os.kill(second, signal.SIGTERM)
-        said = job.stderr.read()
-    assert job.returncode == 0, said
-    assert "its step is saved: starting the job again" in said and "stopped by SIGTERM after step" in said
-    found, want = (runs.column(workdir, "train/batch_digest") for workdir in (tmp_path / "run", reference))
-    assert found == want
-
-
-def proc_file(pid, name):
-    try:
-        return pathlib.Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
+def test_signal_to_one_process_stops_both_after_the_same_step(tiny, verb, reference, tmp_path):
+    """One process continues the run."""
+    command = ("pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", *LONG)
+    first, second = verb.start_job(*command, "--config.mesh.data=2")
+    until(20, tmp_path / "run", first)
+    second.send_signal(signal.SIGTERM)
+    ends = [process.finished() for process in (first, second)]
+    step = resume.last_step(tmp_path / "run")
+    assert [end.status for end in ends] == [75, 75], ends
+    assert any(f"stopped by SIGTERM after step {step}, which is saved" in end.err for end in ends), ends
+    assert folders.finished(tmp_path / "run/checkpoints") == [step] and step < 150
+    again = verb(*command)
+    assert again.status == 0 and f"resumed after step {step}" in again.err
+    actual, expected = (runs.column(workdir, "train/batch_digest") for workdir in (tmp_path / "run", reference))
+    assert actual == expected
 
 
 WAIT = """
@@ -112,13 +102,15 @@ def test_repeated_signal_within_a_second_is_ignored(monkeypatch):
     assert len(ended) == 2
 
 
-@pytest.mark.parametrize("grace", [0.1, 60])
-def test_second_signal_and_end_of_grace_end_the_process(grace):
+@pytest.mark.parametrize(
+    ("number", "grace"), [(signal.SIGTERM, 0.1), (signal.SIGTERM, 60), (signal.SIGUSR1, 0.1), (signal.SIGINT, 0.1)]
+)
+def test_second_signal_and_end_of_grace_end_the_process(number, grace):
     command = [sys.executable, "-c", WAIT.format(grace=grace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "SIGTERM\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name}\n"
         if grace == 60:
             process.send_signal(signal.SIGINT)
         said = process.stderr.read()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from tests.support import tiny, xla
+from tests.support import tiny, verbs, xla
 
 
 def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
@@ -55,7 +55,9 @@ def unfinished(workdir: pathlib.Path, first_step: int) -> list[pathlib.Path]:
     return [path for path, step in steps if step.isdecimal() and int(step) >= first_step]
 
 
-def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save: bool, delay: float) -> bool:
+def kill_at(
+    process: subprocess.Popen | verbs.Started, workdir: pathlib.Path, step: int, in_save: bool, delay: float
+) -> bool:
     """Sends SIGKILL once a run has passed `step`, or saves a checkpoint from there on.
 
     Returns whether the signal interrupted a save. A run that ended before has its own status in `process.returncode`.
@@ -70,19 +72,21 @@ def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save
     return bool(unfinished(workdir, step))
 
 
-def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kills: int, seed: int = 0) -> int:
+def train_with_kills(
+    verb: verbs.Server, folder: pathlib.Path, name: str, workdir: pathlib.Path, kills: int, seed: int = 0
+) -> int:
     """Trains to the end with `kills` kills. Returns the number of kills that interrupted a save."""
+    words = ("pretrain", f"--config={folder}/tiny.py:{name}", f"--workdir={workdir}")
     rng = random.Random(seed)
     total, cut_off = tiny.RUNS[name].train.steps, 0
     for number in range(kills):
-        process = subprocess.Popen(
-            command(folder, name, workdir), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = verb.start(*words)
         step = max(1, round((number + rng.random()) * (total - 4) / kills))
         cut_off += kill_at(process, workdir, step, in_save=number % 2 == 0, delay=rng.random() / 20)
         status = process.returncode
         assert status == -signal.SIGKILL, f"the run ended with {status} before it was killed"
-    subprocess.run(command(folder, name, workdir), env=environment(), check=True, capture_output=True)
+    finished = verb(*words)
+    assert finished.status == 0, finished.err
     return cut_off
 
 
@@ -108,13 +112,13 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", default=["everything", "separate"])
     arguments = parser.parse_args()
     failed = False
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, verbs.Server(temporary) as verb:
         folder = pathlib.Path(temporary)
         tiny.write(folder)
         for name in arguments.runs:
             reference, killed = folder / f"{name}-reference", folder / name
             subprocess.run(command(folder, name, reference), env=environment(), check=True, capture_output=True)
-            cut_off = train_with_kills(folder, name, killed, arguments.kills, arguments.seed)
+            cut_off = train_with_kills(verb, folder, name, killed, arguments.kills, arguments.seed)
             different = differences(killed, reference)
             failed |= bool(different)
             figures = {"run": name, "kills": arguments.kills, "cut_off_saves": cut_off, "steps": last_step(killed)}

@@ -8,8 +8,10 @@ import json
 import os
 import pathlib
 import runpy
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.support import xla
@@ -28,8 +30,36 @@ class Finished(NamedTuple):
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
+class Started:
+    """Process of a command, with the interface of `subprocess.Popen`."""
+
+    def __init__(self, ask: Callable[..., int | None], pid: int, files: list[str]):
+        self.pid, self.returncode = pid, None
+        self._ask, self._files = ask, files
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        """Returns the exit status, or None while the process runs."""
+        if self.returncode is None:
+            self.returncode = self._ask([self.pid, options])
+        return self.returncode
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit status."""
+        return self.poll(0)
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to a process that has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def finished(self) -> Finished:
+        """Waits for the end and returns the result."""
+        status = self.wait()
+        return Finished(status, *(pathlib.Path(path).read_text(encoding="utf-8") for path in self._files))
+
+
 class Server:
-    """The server, which runs as long as this context manager."""
+    """The server, which runs as long as this context manager. A call runs a command, `start` only starts it."""
 
     def __init__(self, folder: str):
         self._folder = folder
@@ -49,23 +79,32 @@ class Server:
         self._process.stdin.close()
         self._process.wait()
 
-    def run(
+    def __call__(self, verb: str, *arguments: str, **options) -> Finished:
+        """Runs `python -m plm_jax.VERB ARGUMENTS…`; the options are those of `start`."""
+        return self.start(verb, *arguments, **options).finished()
+
+    def start(
         self, verb: str, *arguments: str, devices: int = 1, folder: os.PathLike | str = ".", **environment: str
-    ) -> Finished:
-        """Runs `python -m plm_jax.VERB ARGUMENTS…` in a folder on `devices` fake devices."""
+    ) -> Started:
+        """Starts `python -m plm_jax.VERB ARGUMENTS…` in a folder on `devices` fake devices."""
         self._count += 1
         files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
         environment |= {"XLA_FLAGS": xla.flags(devices)}
-        self._process.stdin.write(
-            json.dumps([f"plm_jax.cli.{verb}", arguments, os.fspath(folder), environment, files]) + "\n"
-        )
+        pid = self._ask([f"plm_jax.cli.{verb}", arguments, os.fspath(folder), environment, files])
+        return Started(self._ask, pid, files)
+
+    def start_job(self, verb: str, *arguments: str, processes: int = 2, **options) -> list[Started]:
+        """Starts the processes of a job, each as `start` does."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        job = options | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+        return [self.start(verb, *arguments, **job, JAX_PROCESS_ID=str(number)) for number in range(processes)]
+
+    def _ask(self, request: list) -> int | None:
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        status = int(self._process.stdout.readline())
-        texts = []
-        for path in files:
-            with open(path, encoding="utf-8") as file:
-                texts.append(file.read())
-        return Finished(status, *texts)
+        return json.loads(self._process.stdout.readline())
 
 
 TRACES = {"lock", "heartbeat", "files.json"}
@@ -106,12 +145,15 @@ def import_libraries() -> None:
 def _serve() -> None:
     import_libraries()
     for line in sys.stdin:
-        module, arguments, folder, environment, files = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _child(module, arguments, folder, environment, files)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        request = json.loads(line)
+        if isinstance(request[0], int):
+            ended, status = os.waitpid(*request)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _child(*request)
+        print(json.dumps(answer), flush=True)
 
 
 def _child(module: str, arguments: list[str], folder: str, environment: dict[str, str], files: list[str]) -> None:

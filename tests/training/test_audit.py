@@ -74,10 +74,9 @@ def test_faulty_replica_is_named(mesh):
     assert replicas(tree) == {"b": Vote(differing=(6,))}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_repeated_gradients_reveal_transient_errors_alone(tiny, microbatches):
+def test_repeated_gradients_reveal_transient_errors_alone(tiny):
     """The loss and the norm equal those of the train step, and an error of 1e-4 in one device changes checksums."""
-    run = runs.make(tiny, mesh=MESH, dropout=0.1, train={"microbatches": microbatches, "batch_size": 16})
+    run = runs.make(tiny, mesh=MESH, dropout=0.1, train={"microbatches": 2, "batch_size": 16})
     job = setup.build(run)
     (phase,) = job.programs.phases
     state = setup.starting_state(job, None)[0]

@@ -163,6 +163,7 @@ WRONG = {
     ),
     "too few": (Tower(scaled="1:3"), r"1:3/norm/scale has 3 rows, so '1:3' must list 3 of the 4 layers in increasing"),
     "beyond": (Tower(scaled="2:5"), r"'2:5' must list 3 of the 4 layers in increasing order"),
+    "twice": (Tower(scaled="1,1:3"), r"'1,1:3' must list 3 of the 4 layers in increasing order"),
     "out of order": (Tower(scaled="3,1:3"), r"'3,1:3' must list 3 of the 4 layers in increasing order"),
 }
 

@@ -96,6 +96,8 @@ FAMILIES = {
     "bart": (RUNS["bart"], "fsdp_context"),
     "elmo": (RUNS["elmo"], "fsdp_tensor"),
 }
+# These train with dropout, which takes twice as long to compile. They have all kinds of dropout and of meshes.
+DROPPED = ("deberta v1", "xlnet", "gpt2", "gpt3", "t5", "elmo")
 CASES = [
     (family, name)
     for family, (run, of_default) in FAMILIES.items()
@@ -130,14 +132,15 @@ def trained(folder, run, dropout, **sizes):
 
 
 @functools.cache
-def on_one_device(folder, family, dropout=0.1):
+def on_one_device(folder, family, dropout):
     return trained(folder, FAMILIES[family][0], dropout, data=1)
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids=str)
 def test_families_train_like_one_device(folder, family, name):
-    want_losses, before, want = on_one_device(folder, family)
-    got_losses, _, got = trained(folder, FAMILIES[family][0], 0.1, **MESHES[name])
+    dropout = 0.1 if family in DROPPED else 0.0
+    want_losses, before, want = on_one_device(folder, family, dropout)
+    got_losses, _, got = trained(folder, FAMILIES[family][0], dropout, **MESHES[name])
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
     assert want_losses[0] - want_losses[-1] > 0.01
     for path in want:
@@ -148,6 +151,5 @@ def test_families_train_like_one_device(folder, family, name):
         assert difference < 1e-3, (path, difference)
 
 
-def test_each_mesh_has_a_family_by_default(folder):
+def test_each_mesh_has_a_family_by_default():
     assert {name for _, name in FAMILIES.values()} == set(MESHES)
-    assert on_one_device(folder, "gpt2", 0.0)[0] != on_one_device(folder, "gpt2")[0]

@@ -64,9 +64,7 @@ def odd(folder, **sizes):
     """A run of a model with 273 tokens, which no mesh divides."""
     embedding = dataclasses.replace(RUNS["plain"].model.embedding, vocab_size=273)
     head = models.VocabularyHead(tied=False, bias=True)
-    return runs.make(
-        folder, RUNS["dropout"], model={"embedding": embedding, "head": head}, mesh=config.MeshConfig(**sizes)
-    )
+    return runs.make(folder, model={"embedding": embedding, "head": head}, mesh=config.MeshConfig(**sizes))
 
 
 def test_indivisible_axes_are_not_sharded(tiny):
@@ -110,6 +108,7 @@ def test_vocabulary_is_padded_on_devices_and_not_in_checkpoints(tiny, tmp_path):
         ({"data": -1, "fsdp": 3}, "does not fit 8 devices"),
         ({"data": -1, "fsdp": -1}, "one may be -1"),
         ({"data": 0}, "at least 1"),
+        ({"data": 1}, "mesh.data=8$"),
         ({"data": 3}, "mesh.data=8$"),
         ({"fsdp": 6, "tensor": 2}, "mesh.fsdp=4 mesh.tensor=2$"),
     ],

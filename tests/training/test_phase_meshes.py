@@ -30,9 +30,7 @@ def make(folder, meshes=True):
     train, checkpoint = {"steps": 8, "phases": phases}, {"save_every": 2, "keep_last": 9}
     evaluation = {"every": 6, "batch_size": 4}
     mesh = config.MeshConfig(data=1)
-    return runs.make(
-        folder, PLAIN, 0.1, model=model, train=train, checkpoint=checkpoint, evaluation=evaluation, mesh=mesh
-    )
+    return runs.make(folder, PLAIN, model=model, train=train, checkpoint=checkpoint, evaluation=evaluation, mesh=mesh)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,10 @@ from tests.support.tiny import RUNS
 
 
 def make(folder, name, stack, **sizes):
-    """One of RUNS with dropout and another stack, on a mesh; where parameters are shared with LAMB."""
+    """One of RUNS with another stack, on a mesh; with dropout, or where parameters are shared with LAMB."""
     run = RUNS[name] if stack.groups is None else dataclasses.replace(RUNS[name], optimizer=config.LambConfig())
-    run = runs.make(folder, run, 0.1, model={"stack": stack}, train={"steps": 4, "phases": ()})
+    dropout = 0.1 if stack.groups is None else 0.0
+    run = runs.make(folder, run, dropout, model={"stack": stack}, train={"steps": 4, "phases": ()})
     return runs.make(folder, run, mesh=config.MeshConfig(**({"data": 1} | sizes)))
 
 

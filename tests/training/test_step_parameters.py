@@ -21,7 +21,6 @@ def make(folder, gather="layer", name="plain", **precision):
     return runs.make(
         folder,
         RUNS[name],
-        0.1,
         mesh=config.MeshConfig(data=1, fsdp=4, tensor=2, gather=gather),
         train={"steps": 3, "microbatches": 2},
         precision=config.PrecisionConfig(**precision),
@@ -73,6 +72,19 @@ def test_model_without_token_embeddings_is_supported(tiny):
     )
     paths = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(model))]
     assert by_step - by_layer == sum(path[-1].key == "kernel" for path in paths)
+
+
+def test_gradients_in_bfloat16_are_reduced_to_float32():
+    model = RUNS["plain"].model
+    module = registry.build(model, jnp.bfloat16)
+
+    def gradients(params):
+        prepared = weights.build(module, params, jnp.bfloat16)
+        return prepared.trained, prepared.reduced(prepared.trained)
+
+    trained, reduced = (jax.tree.leaves(tree) for tree in jax.eval_shape(gradients, registry.shapes(model)))
+    assert {leaf.dtype for leaf in trained} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in reduced} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 4e-3)])

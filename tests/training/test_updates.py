@@ -1,6 +1,7 @@
 """Several updates in one step: their order, the arrays that they pass on, their moments, and steps that are skipped."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,39 @@ def test_average_is_of_the_parameters_after_the_last_update():
         expected = 0.75 * before.params[name] + 0.25 * value
         np.testing.assert_allclose(after.average[name], expected, rtol=1e-6, err_msg=name)
         assert value != before.params[name]
+
+
+def test_each_update_has_the_key_of_the_step_and_the_carry_before_it():
+    @dataclass(frozen=True)
+    class Adding(losses.Loss):
+        """Adds an amount to the carry; reports a random number."""
+
+        samples: ClassVar[bool] = True
+        amount: float = 0.0
+
+        def weights(self, model, batch):
+            return {"term": jnp.float32(1)}
+
+        def __call__(self, model, params, batch, rngs, carry):
+            term = params["actor"] ** 2 + params["critic"] ** 2
+            draw = jax.random.uniform(rngs["sample"])
+            return {"term": term}, {"term": {"draw": draw}}, {"total": carry["total"] + self.amount}
+
+    model: Any = None
+    optimizers = momentum(ACTOR), momentum(CRITIC)
+    both = {
+        name: step.train_step(Adding(amount=amount), model, optimizer, part=part)
+        for name, amount, optimizer, part in zip(
+            ("actor", "critic"), (1.0, 10.0), optimizers, (ACTOR, CRITIC), strict=True
+        )
+    }
+    run, current = jax.jit(updates.in_sequence(both, None, None)), start(optimizers)
+    current = current.replace(carry={"total": jnp.zeros(ROWS)})
+    for number in range(2):
+        current, metrics = run(current, batch(np.random.default_rng(0)), ROOT, jnp.float32(RATE))
+        draw = jax.random.uniform(step.rngs(ROOT, number, 0, ["sample"])["sample"])
+        assert metrics["draw/actor"] == metrics["draw/critic"] == draw
+        np.testing.assert_array_equal(current.carry["total"], 10.0 * (number + 1))
 
 
 def test_spike_of_the_sum_skips_every_update():

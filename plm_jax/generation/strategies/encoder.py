@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from typing_extensions import override
 
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import ExampleError, UserError
 from plm_jax.generation import blanks, decoding, scoring_rows
 from plm_jax.generation.blanks import FilledText
 from plm_jax.generation.scoring_rows import ScoringRow
@@ -38,7 +38,7 @@ class EncoderStrategy(Strategy):
 
     @functools.cached_property
     def _encoder(self) -> Module:
-        """The module, without a mask decoder, whose output is only for masked tokens."""
+        """The module without its mask decoder, because the output of a mask decoder is only for masked tokens."""
         if not isinstance(getattr(self.config, "head", None), MaskDecoderHead):
             return self.model
         return registry.build(dataclasses.replace(self.config, head=NoHead()), self.model.dtype)
@@ -46,7 +46,7 @@ class EncoderStrategy(Strategy):
     @override
     def encode(self, text: str) -> list[int]:
         if not any(mask in text for mask in blanks.MASKS):
-            raise UserError(f"there is no {blanks.MASKS[0]} in '{text}': write one where a token is missing")
+            raise ExampleError(f"'{text}'", text, f"has no {blanks.MASKS[0]}: write one where a token is missing")
         mask_id: int = self.text.special_ids["mask_token_id"]
         marks = dict.fromkeys(blanks.MASKS, mask_id)
         return [*self.text.before, *blanks.encode(self.text.vocabulary, text, marks), *self.text.after]
@@ -102,7 +102,7 @@ class EncoderStrategy(Strategy):
         return rows
 
     def _token_logits(self, rows: Sequence[Sequence[int]]) -> Shaped[Array, "batch length vocab"]:
-        """Returns the logits of rows of different lengths, which are padded to the longest."""
+        """Returns the logits of rows of different lengths, which are padded to the longest row."""
         tokens, mask = decoding.pad(rows, max(map(len, rows), default=0))
         return self.logits(self.read(tokens, mask), self.head(None))
 

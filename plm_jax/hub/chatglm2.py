@@ -13,7 +13,7 @@ from plm_jax import models
 from plm_jax.common import sentence_models
 from plm_jax.hub import llama
 from plm_jax.hub.family import Family, Tensor, attention, dense
-from plm_jax.hub.fields import Derived, Field, Fixed, Written, activation, initializer_range
+from plm_jax.hub.fields import Derived, Field, Fixed, Written, activation, check, initializer_range
 from plm_jax.hub.llama import BLOCKS, LAYER
 from plm_jax.hub.rope import RotaryFields
 
@@ -65,7 +65,7 @@ class ChatGlmFamily(Family):
     """ChatGLM2, ChatGLM3 and GLM-4-9B in the original format, for the code of THUDM/chatglm3-6b.
 
     `rope_ratio` multiplies theta, as in the code of ChatGLM3 and GLM-4. The code of ChatGLM2-6B-32K divides the
-    positions by `rope_ratio` instead, so this family does not reproduce that model.
+    positions by `rope_ratio` instead; its `config.json` is rejected if one of its fields names ChatGLM2.
     """
 
     kind = "chatglm"
@@ -124,6 +124,14 @@ class ChatGlmFamily(Family):
     buffers = r"rotary_pos_emb\.inv_freq"
     vocabulary_files = {"sentencepiece": ("tokenizer.model",), "tiktoken": ("tokenizer.model",)}
     other_heads = r"classifier_head\..*|prefix_encoder\..*"
+
+    @override
+    def to_settings(self, config):
+        names = str([config.get(name) for name in ("_name_or_path", "auto_map")]).lower()
+        ratio = config.get("rope_ratio", 1.0)
+        accepted = "1.0 for ChatGLM2, whose code divides the positions by it, which is not supported"
+        check("rope_ratio", ratio, ratio == 1.0 or "chatglm2" not in names, accepted)
+        return super().to_settings(config)
 
     @override
     def architecture(self, model):

@@ -9,6 +9,7 @@ import sentencepiece
 from safetensors.numpy import save_file
 
 import plm_jax
+from plm_jax.common.errors import UserError
 from plm_jax.hub.chatglm2 import ChatGlmFamily
 from tests.models.test_rotary import rotated
 
@@ -108,6 +109,22 @@ def test_logits_equal_reference(folder, tensors):
     padded, mask = np.pad(rows, ((0, 0), (2, 1))), np.pad(np.ones_like(rows), ((0, 0), (2, 1)))
     np.testing.assert_allclose(lm.logits(padded, mask)[:, 2:-1], want, atol=1e-4)
     assert lm.num_parameters == sum(value.size for name, value in tensors.items() if "inv_freq" not in name)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"_name_or_path": "THUDM/chatglm2-6b-32k"},
+        {"auto_map": {"AutoModel": "THUDM/chatglm2-6b-32k--modeling_chatglm.ChatGLMForConditionalGeneration"}},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_positions_divided_by_a_ratio_are_rejected(named, folder):
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **named}))
+    with pytest.raises(UserError, match=r"rope_ratio is 0\.002: must be 1\.0 for ChatGLM2"):
+        plm_jax.load(folder)
+    for config, theta in (({**CONFIG, **named, "rope_ratio": 1}, 10_000), (CONFIG, 20)):
+        assert ChatGlmFamily().to_settings(config).attention.position.theta == theta
 
 
 def test_texts_begin_like_published_tokenizers(folder):

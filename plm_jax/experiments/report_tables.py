@@ -31,7 +31,8 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
     """Returns HTML tables that compare a sweep's runs with its reference run and with the figures of a paper.
 
-    Returns an empty string if the sweep has neither comparisons nor figures of a paper.
+    If no runs are compared, the reason is returned. Returns an empty string if the sweep file asks for no comparison
+    and has no figures of a paper.
     """
     marks = _marks(runs, sweep.prefix)
     content, verdicts = "", []
@@ -59,6 +60,8 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
         listed = dict.fromkeys([*(_VERDICTS if sweep.published else ()), *counts])
         summary = " ".join(_verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in listed)
         content = f'<p>{summary}</p><p class="note">{comparison.METHOD}</p>{content}'
+    elif sweep.note:
+        content = f'<p class="note">{_escaped(sweep.note)}</p>{content}'
     sources = dict.fromkeys(row.source for row in sweep.published if row.figures)
     return content + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
 

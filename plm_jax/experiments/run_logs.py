@@ -62,6 +62,7 @@ class Sweep:
       published: results of a paper.
       compared: dict from the paper's name of a metric to our metric; the first is the primary metric.
       setups: table of the settings that differ from the paper's, from `setups.table`.
+      note: reason why no runs are compared; empty if there are comparisons, or if the sweep file asks for none.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Sweep:
     published: Sequence[comparison.Published]
     compared: Mapping[str, comparison.Metric | comparison.SubstituteMetric]
     setups: comparison.Lines
+    note: str
 
 
 def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
@@ -226,6 +228,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         base, setup_rows = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
         if any(len(row) != len(setup_rows[0]) for row in setup_rows):
             raise ValueError("rows of different lengths")
+        note = _text(tree.get("note", ""))
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
     for name, metric in metric_declarations.items():
@@ -235,7 +238,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
             raise UserError(
                 f"{path}: {error}, or report it separately from sweeps that declare it differently"
             ) from error
-    return Sweep(_base(workdir), prefix, results, base, baselines, published, compared, setup_rows)
+    return Sweep(_base(workdir), prefix, results, base, baselines, published, compared, setup_rows, note)
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:

@@ -205,11 +205,11 @@ class _Sweep:
             tables.append(comparison.baselines_table(results, comparisons["baselines"]))
         if compared:
             tables.append(comparison.paper_table(results, comparisons["published"], compared))
-        note = comparison.METHOD if compared else note
-        table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{note}\n" if note else "")
+        below = comparison.METHOD if compared else note
+        table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{below}\n" if below else "")
         published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in comparisons["published"]]
         baselines = [{"run": row.run, "metric": row.metric, "others": row.columns} for row in comparisons["baselines"]]
-        tree = {"baselines": baselines, "published": published, "setups": self._setups}
+        tree = {"baselines": baselines, "published": published, "setups": self._setups, "note": note}
         tree["compared"] = {name: comparison.to_json(metric) for name, metric in compared.items()}
         user_metrics = metrics.of_users({name for member in results for name in member["metrics"]})
         tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in user_metrics.items()}

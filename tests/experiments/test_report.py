@@ -184,6 +184,13 @@ def test_a_sweep_without_published_results_mentions_no_paper(tmp_path):
     assert set(rows) == {"a", "b", "late"} and rows["a"]["Value"] == "51.00 ± 1.00 %"
 
 
+def test_the_reason_for_no_comparison_is_on_the_page(tmp_path):
+    changes = {"published": [], "compared": {}, "note": "no comparison: <b> differs"}
+    report_page = page(tmp_path, swept(tmp_path / "runs", **changes))
+    assert "<h2>Comparison</h2>" in report_page.raw and "no comparison: <b> differs" in report_page.text
+    assert "<h2>Comparison</h2>" not in page(tmp_path, swept(tmp_path / "none", **(changes | {"note": ""}))).raw
+
+
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
     rows = [["Run", "Setting", "Stated", "Here", "Reason", "Setup stated in"]]
     rows += [["a, b", "warmup", "not stated", "20", "BERT's <b>", "table 1"]]
@@ -205,6 +212,7 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
         {"published": [{"run": "a"}]},
         {"setups": [["Run", "Setting"], ["a"]]},
         {"setups": [["Run", 3]]},
+        {"note": 3},
         {"base": [1]},
         {"baselines": [{"run": 10**40, "metric": "s/accuracy", "others": {}}]},
     ],

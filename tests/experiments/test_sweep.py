@@ -315,6 +315,8 @@ def test_runs_with_other_targets_are_compared_only_if_validation_is_equal(verbs,
     reason = "\nno comparison: the runs differ in objective.rate, so "
     example = 'such as compared = {"real_loss": "a/real_loss"}\n'
     assert (reason in table_text) == table_text.endswith(example) == (changes == "{}")
+    note = json.loads((tmp_path / "runs" / "sweep.json").read_text())["note"]
+    assert note == (table_text[table_text.index(reason) :].strip() if changes == "{}" else "")
     assert ("| a/real_loss | rate-0.4 | 4.000 | +0.000 |" in table_text) == (changes != "{}")
 
 

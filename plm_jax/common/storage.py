@@ -391,7 +391,7 @@ def _locked_marker(folder: str, marker: str) -> BinaryIO:
 
 
 def _empty(folder: str) -> None:
-    """Removes everything in a folder except its unfinished marker."""
+    """Removes everything in a folder except the file that marks it as unfinished."""
     for name in names(folder):
         if name != UNFINISHED:
             remove(os.path.join(folder, name))

@@ -400,7 +400,12 @@ class Reader:
             )
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
-        """Returns a dict from each source that has the split to the number of its rows that `in_order` reads."""
+        """Returns, for each source with this split, the number of rows that `in_order` reads.
+
+        Args:
+          name: name of the only source to count; None: all sources.
+          length: length of the rows; None: the length of the last phase.
+        """
         names = [key for key, source in self.sources.items() if split in source.splits and name in (None, key)]
         length = self._phases[-1].length if length is None else length
         return {key: self.rows(split, key, length).num_rows for key in names}
@@ -497,7 +502,7 @@ def _constants(data: DataConfig, name: str, length: int) -> Example:
 
 
 def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache.CachedSource]) -> None:
-    """Rejects caches made with another segmenter than the config's."""
+    """Rejects caches whose segmenter differs from that in the config."""
     for name, source in sources.items():
         segmenter = segmenters.get(name)
         if segmenter != source.segmenter:

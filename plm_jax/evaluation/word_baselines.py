@@ -25,7 +25,7 @@ def classes(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """Predicts the score of each record by ridge regression, float [test]."""
+    """Returns a score for each test record, predicted by ridge regression, as floats [len(test)]."""
     from sklearn.linear_model import Ridge
 
     count = _counter(train)

@@ -172,7 +172,7 @@ def _training_data(run: config.Run) -> list[str]:
 
 
 def _location(source: Source) -> str:
-    """Returns the public name of a source's data, without the names of buckets and of folders on this machine."""
+    """Returns the public name of a source's data; for a path, the name of the dataset or the last part of the path."""
     if isinstance(source, TfdsSource | RegisteredSource):
         return source.name
     return (_dataset(source) or os.path.basename(source.path)) if isinstance(source, PathSource) else ""

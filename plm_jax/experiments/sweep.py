@@ -26,14 +26,14 @@ def run(path: str, workdir: str, seeds: Sequence[int] = (), launcher: Launcher |
     `table.md`.
 
     Args:
-      seeds: seeds of each run that does not set `train.seed`; by default, the seed in the run's config. If a run has
-        another seed than its config, its run directory is NAME-seedSEED.
+      seeds: each run whose overrides do not set `train.seed` is trained once with each of these seeds. By default, each
+        run is trained once, with the seed of its config. A run with any other seed has the run directory NAME-seedSEED.
       launcher: launcher of the runs; default: one after another on this machine.
 
     Raises:
       UserError: the sweep file is invalid, `workdir` is not writable, or another sweep uses it. Also raised, after all
         other runs were executed, if a run or its parent failed, or if a run directory contains a run with another
-        config or a run that started from earlier weights of its parent.
+        config, or a run whose parent has been trained again since.
       Interrupted: the sweep and its runs were stopped.
     """
     sweep = _Sweep(path, workdir, seeds)

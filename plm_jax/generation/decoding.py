@@ -124,7 +124,10 @@ def pad(
 
 
 def _static(decoding: DecodingConfig) -> DecodingConfig:
-    """Sets fields that `_generate` receives in other arguments to constants, so that programs are compiled once."""
+    """Replaces the fields that `_generate` receives through other arguments with constants.
+
+    A change of a sampling field therefore compiles no new program.
+    """
     return dataclasses.replace(
         decoding,
         temperature=1.0 if decoding.is_sampled else None,

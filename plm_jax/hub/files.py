@@ -361,7 +361,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def contents(vocabulary: str) -> dict[str, bytes]:
-    """Reads the vocabulary files that a spec lists.
+    """Reads the files that a vocabulary spec, `KIND:FILE,FILE,…`, lists.
 
     Returns:
       A dict from file names to the contents of the files, in the order of the spec.

@@ -172,8 +172,9 @@ class LabeledObjective(Objective):
 
 
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:
-    """Returns the sizes of one or two texts truncated to `room` tokens in total, the longer one first.
+    """Returns the sizes of one or two texts, in the given order, after truncation to `room` tokens in total.
 
+    Tokens are removed from the longer text until both texts are equally long, and then from both.
     If both texts are truncated and `room` is odd, the longer text gets one token more than the shorter text. If both
     texts are equally long, the second text gets one token more.
     """

@@ -109,7 +109,7 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Computations that the instruction runs, except the condition of a `while`."""
+        """Computations that the instruction runs, except conditions of `while` and scalar functions of reductions."""
         names = [name for names in _CALLED.findall(self.rest) for name in re.findall(r"%([^\s,]+)", names)]
         # In other instructions `to_apply` is a sum or a comparison of two numbers.
         return [*names, str(self.attribute("to_apply")).removeprefix("%")] if self.opcode in _CALLS else names

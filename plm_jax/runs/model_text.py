@@ -83,7 +83,10 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
 
 
 def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:
-    """Returns vocabulary settings with the special ids `ids`; ids beyond the vocabulary's size become added tokens."""
+    """Returns vocabulary settings with the special ids `ids`.
+
+    Ids beyond the vocabulary's size become added tokens, except in the vocabulary of bytes.
+    """
     if section.spec != "bytes":  # The vocabulary of bytes has as many ids as needed.
         room = vocabularies.load_plain(section).vocab_size - section.sentinels
         section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))

@@ -94,7 +94,7 @@ class Standing(NamedTuple):
     Attributes:
       starts: records of the starts of the run, in order.
       holder: process that has locked the run directory, alive or not, as `leases.taken` returns it.
-      alive: whether a process trains in the directory.
+      alive: whether a process is training in the directory.
       finished: whether the run has ended because every step is finished.
     """
 

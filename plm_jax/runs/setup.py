@@ -34,7 +34,7 @@ class TrainingSetup:
 
     Attributes:
       run: config of the run.
-      programs: programs of the phases, one per mesh.
+      programs: compiled programs; phases with the same mesh share one.
       reader: training data.
       validation: held-out data and its metrics.
       resumed: checkpoint that the run resumes from, or None.

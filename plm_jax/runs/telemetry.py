@@ -314,10 +314,12 @@ def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[d
 
 
 def read_lines(path: str) -> list[dict]:
-    """Returns the rows of a run's log, each of which has a `step`; skips an incomplete last line.
+    """Returns the rows of a run's log, each of which has a `step`.
+
+    A last line without a line break is skipped. A missing log has no rows.
 
     Raises:
-      UserError: a line other than the last one is damaged.
+      UserError: a line that ends with a line break is damaged.
     """
     if not storage.exists(path):
         return []

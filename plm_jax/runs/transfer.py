@@ -66,8 +66,8 @@ def resolve(run: config.Run, source: str) -> config.Run:
 
     Args:
       run: config with absolute paths.
-      source: a run (its last checkpoint is used), a checkpoint, a converted or a Hugging Face directory, or a
-        repository of the Hugging Face Hub (the run records its commit).
+      source: a run (its last checkpoint is used), a checkpoint, a directory that `convert` has written, a directory in
+        Hugging Face's format, or a repository of the Hugging Face Hub (the run records its commit).
 
     Raises:
       UserError: the source cannot be read, has no vocabulary, or the config does not fit it.

@@ -224,7 +224,7 @@ class Validate(Callback):
     """Callback that validates a run every `evaluation.every` steps and after its last step."""
 
     def __init__(self, validation: Validation, every: int, logger: MetricsLogger):
-        """Prepares to validate; `logger` writes the metrics into the row of the step."""
+        """Prepares to validate; `logger` writes the results into the step's row of metrics."""
         self._validation, self._every, self._logger = validation, every, logger
 
     @override

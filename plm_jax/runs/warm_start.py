@@ -163,8 +163,8 @@ def _depths(params: Any) -> dict[str, int]:
 def _sources(name: str, selected: dict[str, tuple[str, Any]], train: config.TrainConfig) -> dict[str, tuple[str, Any]]:
     """Returns the selected weights from which a parameter is loaded.
 
-    The names of the weights equal the name of the parameter. If `train.init_layers` is set, the names may list other
-    layers.
+    These are the weights with the name of the parameter. If `train.init_layers` is set, the layers in the names may
+    differ.
     """
     if train.init_layers and split_name(name)[0]:
         return {key: source for key, source in selected.items() if whole_name(key) == whole_name(name)}

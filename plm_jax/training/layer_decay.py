@@ -16,8 +16,8 @@ from plm_jax.training.trainable import layer_numbers
 def factors(model: ModelConfig, decay: float, params: Any) -> Any:
     """Returns the factors by which the learning rates are multiplied, as a tree like `params`.
 
-    The factor of a stacked leaf is an array [rows, 1, …], with one row per layer. A factor is `decay` to the power of
-    `n + 2 - d`; the docstring of `OptimizerConfig` defines n and the depth d.
+    The factor of a stacked leaf is an array [rows, 1, …], with one row per stored layer. A factor is `decay` to the
+    power of `n + 2 - d`; the docstring of `OptimizerConfig` defines n and the depth d.
     """
     stacks = dict(zip(model.stack_paths, model.stacks, strict=True))
 

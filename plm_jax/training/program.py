@@ -169,7 +169,7 @@ class Program:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """Optimizer whose state contains the states of all updates."""
+        """Optimizer that joins the optimizers of all `updates`; its state contains the state of each of them."""
         return joined({update.name: update.optimizer for update in self.updates})
 
     def tensor_names(self) -> list[str]:

@@ -195,7 +195,7 @@ def _accumulate(differentiate: Callable, zeros: Any, batch: Any, carry: Any, mic
       zeros: initial value of the sum of the gradients.
 
     Returns:
-      A pair: sums of `(gradients, terms, metrics)` over the microbatches; carry of all rows.
+      A pair: sums of `(gradients, terms, metrics)` over the microbatches; new carry of the batch.
     """
     rows, carries = split_microbatches((batch, carry), microbatches)
 

@@ -87,7 +87,7 @@ class Vectors:
 
         Args:
           limit: maximum value of a vector that must be sorted and not negative; None if it need not be sorted.
-          milestones: milestones of a sorted vector, needed to search in it.
+          milestones: result of `sorted_ids.milestones` for a sorted vector, needed to search in it.
 
         Raises:
           UserError: the file of the vector is missing or damaged.

@@ -278,7 +278,7 @@ class IndexedRows(SpanRows):
     def _with_starts(
         self, row: Example, spans: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
     ) -> Example:
-        """Adds the columns that the objective reads to a row of texts.
+        """Adds to a row of texts the columns that the objective needs.
 
         Args:
           spans: for each text, its span [start, stop) of tokens in the split.

@@ -219,7 +219,8 @@ class _DirectedText:
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """Returns the sorted positions, counted from `start`, of the first tokens of words in [start, stop).
 
-        The first token of a word is the first one in the order of the stream, even if the text is read backward.
+        The first token of a word is its first one in the original text. If the text is read backward, this token is the
+        last one of the word that is read.
         """
         starts = self._stream.starts("word_starts", *self.in_stream(start, stop))
         return (stop - start - 1 - starts)[::-1] if self.is_backward else starts

@@ -93,7 +93,10 @@ class Translations(Layout):
 
 
 def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int, types: tuple[int, ...]) -> Example:
-    """Returns a row of two texts, which must fit; if `types` is empty, the row has no token types."""
+    """Returns a row of two texts, which must fit, with positions that start at 0 in each text.
+
+    If `types` is empty, the row has no token types.
+    """
     row = row_format.row(texts, length)
     positions = np.arange(length, dtype=np.int32)
     second = row_format.text_starts([len(text) for text in texts])[1] - len(row_format.before)

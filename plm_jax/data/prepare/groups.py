@@ -104,7 +104,11 @@ class Groups:
 
     @classmethod
     def of(cls, hashes: Sequence[int] | np.ndarray) -> "Groups":
-        """Counts rows by the hashes of their groups."""
+        """Counts all rows, and the rows of the MIN_ROWS groups with the smallest hashes.
+
+        Args:
+          hashes: for each row, the hash of its group.
+        """
         smallest, counts = np.unique(np.asarray(hashes, np.uint64), return_counts=True)
         first = zip(smallest[:MIN_ROWS].tolist(), counts[:MIN_ROWS].tolist(), strict=True)
         return cls(int(counts.sum()), dict(first))
@@ -163,7 +167,10 @@ class Overlap(NamedTuple):
 
 
 def overlap(path: str, rule: HeldOutRule) -> Overlap:
-    """Counts the rows in both splits, from a file of dtype KEYS. Memory does not grow with the size of the file."""
+    """Counts held-out rows, and rows that occur in both splits, in a file of KEYS records.
+
+    Memory does not grow with the size of the file.
+    """
     num_validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
     shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
     num_parts = -(-num_validation // _PART_ROWS)

@@ -76,7 +76,7 @@ class TableRow(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Values by column; raises the error of a bad row."""
+        """Values by column; raises `content` if it is a `BadRow`."""
         if isinstance(self.content, BadRow):
             raise self.content
         return self.content

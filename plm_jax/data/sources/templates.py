@@ -74,7 +74,7 @@ def render(template: str, location: str, row: Mapping[str, Any], template_name: 
       template_name: name of the template in errors.
 
     Raises:
-      BadRow: the row lacks a field, or a field is neither text nor a number.
+      BadRow: the template is invalid, the row lacks a field, or a field is neither text nor a finite number.
     """
     return _raise_bad_row(lambda: _Template().vformat(template, (), row), location, row, template_name)
 

@@ -67,7 +67,7 @@ def _checked(label: Any, count: int) -> int:
 
 
 def _text(row: Row, name: str) -> str:
-    """Returns a field after a check that the field is text; formatting would turn null into `None`."""
+    """Returns a field, which must be text. Without this check, null would be formatted as the text `None`."""
     if not isinstance(value := row[name], str):
         raise UserError(f"'{name}' is {repr(value)[:40]}: expected text")
     return value

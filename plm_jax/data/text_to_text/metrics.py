@@ -72,7 +72,7 @@ def on_values(metric: Metric) -> Metric:
 
 
 def on_first_of_groups(metric: Metric) -> Metric:
-    """Returns a metric that computes `metric` on the value of the first example of each group."""
+    """Returns a metric that computes `metric` on the first example of each group, as `on_values` does."""
 
     def compute(targets, predictions):
         first = {}

@@ -27,7 +27,7 @@ def combining() -> str:
 
 
 def fold(text: str) -> str:
-    """Returns the folded text, which an uncased vocabulary reads."""
+    """Lower-cases a text and removes combining marks, as uncased vocabularies do."""
     if text.isascii():
         return text.lower()
     return _MAY_COMBINE.sub(_without_combining, unicodedata.normalize("NFKD", text)).lower()

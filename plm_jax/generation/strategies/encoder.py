@@ -1,4 +1,4 @@
-"""Strategy of encoders, which fill single masked tokens."""
+"""Strategy of encoders, which predict one token for each mask."""
 
 import dataclasses
 import functools

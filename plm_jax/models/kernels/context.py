@@ -217,7 +217,10 @@ class Context(struct.PyTreeNode):
         return jnp.concatenate([tokens, length + self.targets], axis=1)[:, None, :, None]
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
-        """Returns the window of layer `depth` (from 0), int32 [], or None if no layer has a window."""
+        """Returns the window of layer `depth` (from 0), int32 [], or None if no layer has a window.
+
+        The window of a layer without one is 0 if another layer has a window.
+        """
         return jnp.array(self.windows, jnp.int32)[depth % len(self.windows)] if self.windows else None
 
     def ids(self, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array] | tuple[None, None]:

@@ -161,10 +161,10 @@ def _lower_gather(context, x, index, axis):
 
 
 def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
-    """Sums gradients by distance over `rows` rows of the batch and over all pairs of tiles of a diagonal.
+    """Sums gradients over `rows` rows of the batch and over all pairs of tiles on one diagonal.
 
-    For a bias, the sum has the shape [T, T] of a tile of scores; `along_diagonals` sums it by distance later. For
-    vectors, the sum has the shape [2 T, H] of the band of vectors that a tile needs.
+    For vectors, gradients are summed by distance, and the result has the shape [2 T, H] of the band of vectors that a
+    tile needs. For a bias, the result is a tile [T, T], which `along_diagonals` later sums by distance.
     """
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
 

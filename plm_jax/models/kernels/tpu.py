@@ -125,10 +125,10 @@ def _padded(x, axis, tile, value=0):
 def _numbers(call, seed, offsets, window, prefix_lengths, relative, ids):
     """Returns all scalars that programs read, concatenated in an int32 vector.
 
-    The first seven are the seed, the offsets and the window. The scalars of each row follow: the prefix length; whether
-    the text runs backwards; and, first for ids and then for ranks, the minima of the tiles of queries, the maxima of
-    the tiles of queries, the minima of the tiles of keys, and the maxima of the tiles of keys. Scalars of arguments
-    that are None are left out.
+    The first seven are the seed (two numbers), the offsets (four) and the window (one); a missing seed or window is 0.
+    The scalars of each row follow: the prefix length; whether the text runs backwards; and, first for ids and then for
+    ranks, the minima of the tiles of queries, the maxima of the tiles of queries, the minima of the tiles of keys, and
+    the maxima of the tiles of keys. A row has no scalars for features that the call does not use.
     """
     seed = jnp.zeros(2, jnp.int32) if seed is None else jax.lax.bitcast_convert_type(seed, jnp.int32)
     window = jnp.zeros((), jnp.int32) if window is None else window

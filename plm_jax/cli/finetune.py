@@ -11,7 +11,7 @@ With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, 
 `Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The labels come from the table, and are printed with
 their counts. A label that occurs only in the --validation table is an error. The maximum length of a text is chosen so
 that nearly all texts of the table fit, up to the limit of the model; for --answer, it is 384 tokens. The
-hyperparameters are the defaults for the family of the model, such as BERT or T5.
+hyperparameters are the defaults for the family of the model, or those of BERT if the family has none.
 
 The model learns to predict one of the following, depending on the flags that name the columns:
 

@@ -30,7 +30,7 @@ _RUNNER = flags.DEFINE_enum(
     "runner",
     None,
     list(engines.ENGINES),
-    "engine that tokenizes (default: no engine, but one process per core on this machine)",
+    "engine that tokenizes (default: no engine; one process per core on this machine)",
 )
 
 

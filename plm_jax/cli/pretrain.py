@@ -2,10 +2,10 @@
 
 usage: plm_jax pretrain --config=CONFIG --workdir=DIR [flags]
 
-Data that is not prepared yet is prepared first. Running the same command again resumes the run from its newest
-checkpoint and reports every setting that differs from the saved run. Changes that affect the batches or the optimizer
-are rejected unless you pass --allow_changes. With --from, the model, the vocabulary and the special ids come from a
-pretrained model.
+Data that is not prepared yet is prepared first. Running the command again with the same --workdir resumes the run from
+its newest checkpoint and reports every setting that differs from the saved run. Changes that affect the batches or the
+optimizer are rejected unless you pass --allow_changes. With --from, the model, the vocabulary and the special ids come
+from a pretrained model.
 
 example:
   plm_jax pretrain --config=demo:bert --workdir=runs/demo-bert-0

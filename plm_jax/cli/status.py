@@ -2,8 +2,8 @@
 
 usage: plm_jax status DIR
 
-DIR may be in a bucket. Goodput is the time spent on training steps, divided by the time since the first start. Steps
-that had to be repeated after a restart count only once. Exit status:
+DIR may be in a bucket. Goodput is the share of the time from the first start until now, or until the end of a finished
+run, that was spent on training steps. Steps that had to be repeated after a restart count only once. Exit status:
 
   0  the run is running or finished
   1  the run has stopped before its end; run its command again to resume it

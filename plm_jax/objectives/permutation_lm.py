@@ -38,9 +38,9 @@ class PermutationLM(Objective):
 
     Attributes:
       num_predict: number of predictions in a row; 0: a sixth of the length of the row, such as 85 of 512.
-      span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`, as in the paper. The
-        published code means to count words, but checks for the beginning of a word only at the first token of the span,
-        so it counts tokens. A span of words that exceeds the number of predictions is shortened by whole words.
+      span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`. The published code means
+        to count words, but checks for the beginning of a word only at the first token of the span, so it counts tokens.
+        A span of words that exceeds the number of predictions is shortened by whole words.
       perm_size: number of consecutive tokens that are permuted together. If half a row is longer, the half is split
         into blocks of this size. All blocks of a half use the same permutation, and later blocks attend to earlier
         blocks. If it is 0 or exceeds half a row, the half is one block, as in the published code.

@@ -20,8 +20,8 @@ from plm_jax.common.errors import UserError
 
 MANIFEST = "manifest.json"
 _PART = "manifest-part-{}.json"
-# Files that exist in a folder only until it is sealed.
-_NOT_SEALED = re.compile(rf"manifest(-part-\d+)?\.json|{re.escape(storage.UNFINISHED)}")
+# Files that exist in a folder only until it is sealed, among them a part that another process is writing.
+_NOT_SEALED = re.compile(rf"manifest(-part-\d+)?\.json({storage.TEMPORARY})?|{re.escape(storage.UNFINISHED)}")
 # Seconds that the first process waits for the parts of others, as long as Orbax waits for their files.
 _PARTS_SECONDS = 600.0
 # Files that are hashed at once: buckets have a high latency, and hashing releases the GIL.

@@ -31,9 +31,9 @@ os.environ["EPATH_USE_TF"] = "false"
 
 # Prefix of a model of the Hugging Face Hub, `hf:ORG/NAME[@REVISION]`, which `hub.repositories` downloads.
 REPOSITORY = "hf:"
-# Name of the file that marks an unfinished folder, and suffix of an unfinished file's name.
+# Name of the file that marks an unfinished folder, and pattern of the suffix of an unfinished file's name.
 UNFINISHED = ".unfinished"
-_TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
+TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
 
 # Fields by which stores show that an object has changed, hashes first because a copy has new times. Times come last
 # because an object that is written twice within one unit of time keeps them.
@@ -330,7 +330,7 @@ def _remove_abandoned(path: str) -> None:
     """Removes the temporary files that killed writers of a path have left next to it."""
     folder, name = os.path.split(os.path.abspath(path))
     for other in names(folder):
-        if re.fullmatch(re.escape(name) + _TEMPORARY, other):
+        if re.fullmatch(re.escape(name) + TEMPORARY, other):
             temporary = os.path.join(folder, other)
             with contextlib.suppress(OSError, UserError), open_binary(temporary) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plm_jax.common import sealing
+from plm_jax.common import sealing, storage
 from plm_jax.common.errors import UserError
 
 FILES = {"a": b"weights", "below/b": b"\x00" * 40, "below/.hidden": b"", "c.json": b"{}"}
@@ -130,3 +130,11 @@ def test_the_folder_may_be_renamed_as_soon_as_the_last_part_exists(tmp_path, mon
         sealing.seal(str(tmp_path / "new"), {"step": 7}, sealing.Share(1, 2))
     sealing.seal(str(tmp_path / "final"), {"step": 7}, sealing.Share(0, 2))
     sealing.verify(str(tmp_path / "final"))
+
+
+def test_a_part_that_is_being_written_is_no_file_of_the_folder(tmp_path):
+    sealing.seal(str(tmp_path), {"step": 7}, sealing.Share(1, 2))
+    with pytest.raises(InterruptedError), storage.writing(str(tmp_path / "manifest-part-1.json")):
+        sealing.seal(str(tmp_path), {"step": 7}, sealing.Share(0, 2))
+        raise InterruptedError
+    sealing.verify(str(tmp_path))

@@ -18,11 +18,11 @@ from plm_jax.training.audit import DeviceCheck, ReplicaCheck, Vote
 
 
 class Audit(Callback):
-    """Callback that audits the devices every `audits.every` steps and after incidents; it does not change the state.
+    """Callback that checks the devices every `audits.every` steps and, with `audits.at_incidents`, after incidents.
 
-    The loop reads whether a step was an incident only after it has dispatched the next step, so that the devices do not
-    wait for the host. The audit of an incident therefore computes the gradients of that step's batch at the current
-    parameters.
+    It does not change the state. An incident is not audited if the last audit was fewer than `incidents.window` steps
+    earlier. An incident is noticed only after the next step was dispatched, or at the end of the phase. The audit then
+    computes the gradients of the incident's batch at the current parameters.
     """
 
     def __init__(
@@ -48,8 +48,11 @@ class Audit(Callback):
     def after_step(self, context: TrainingContext) -> None:
         """Audits the devices if the previous step was an incident, or if an audit is due at this step.
 
+        If gradients differ between two computations, this is only reported. If memory is too small for the audit, the
+        audit is skipped.
+
         Raises:
-          UserError: a device computes wrongly.
+          UserError: the devices computed different results from the same inputs.
         """
         self._audit_incident(context)
         if self._settings.audits.at_incidents:
@@ -118,7 +121,7 @@ class Audit(Callback):
 
 
 class CheckReplicas(Callback):
-    """Callback that compares the replicas of the parameters before each checkpoint.
+    """Callback that compares the replicas of the parameters before each checkpoint, except `best`.
 
     It must precede the callback that saves.
     """
@@ -165,8 +168,8 @@ def describe_audit(
 ) -> str:
     """Returns the findings of an audit as one line.
 
-    Without findings, returns a line that says that the incident was not reproduced, or "" if no incident caused the
-    audit.
+    Without findings, returns "" or, if an incident caused the audit, a line that says that the incident was not
+    reproduced.
 
     Args:
       differing: indices of the tensors whose gradients differed between two computations.
@@ -201,7 +204,14 @@ def describe_audit(
 
 
 def describe_replicas(votes: Mapping[str, Vote], devices: Sequence[Any]) -> str:
-    """Returns one line that describes the parameters whose replicas differ, and the devices that hold them."""
+    """Returns one line that names a parameter whose replicas differ, and the devices that differ from the majority.
+
+    If no parameter has a majority, the line names all devices that hold different values.
+
+    Args:
+      votes: result of a `ReplicaCheck`, with at least one parameter.
+      devices: devices of the mesh, in the order of `mesh.devices.flat`.
+    """
     named = sorted({index for vote in votes.values() for index in vote.differing})
     undecided = sorted({index for vote in votes.values() for index in vote.undecided} - set(named))
     line = f"the replicas of {len(votes)} parameters differ, such as {next(iter(votes))}"

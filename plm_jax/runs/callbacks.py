@@ -15,7 +15,9 @@ from plm_jax.training.state import TrainState
 
 @dataclass
 class TrainingContext:
-    """Current point of a run. The loop advances it; callbacks read it, and may replace `state` and `num_steps`.
+    """Current point of a run. The loop advances it.
+
+    Callbacks read it and may set `state`, `num_steps`, `decision` and `validation`.
 
     Attributes:
       phase: phase of the current step.
@@ -23,10 +25,10 @@ class TrainingContext:
       state: state after `step` steps.
       step: number of finished steps.
       num_steps: number of steps after which the run is finished.
-      metrics: metrics of the last step, which the devices may still be computing.
-      batch: global batch of the last step.
+      metrics: metrics of the last step, which the devices may still be computing; empty before the first step.
+      batch: global batch of the last step; empty before the first step.
       data_wait_seconds: time that this host waited for the last batch.
-      decision: what the processes agreed to do after this step.
+      decision: agreement of the processes on what to do after this step.
       validation: metrics of the validation after this step, or None if there was none.
     """
 
@@ -43,12 +45,12 @@ class TrainingContext:
 
     @property
     def is_last_step(self) -> bool:
-        """Whether the run is finished."""
+        """Whether all steps of the run are finished."""
         return self.step == self.num_steps
 
 
 class Callback:
-    """An action at fixed points of the training loop; each method does nothing by default.
+    """Actions at fixed points of the training loop; each method does nothing by default.
 
     The loop calls the callbacks in the order of their list, in every process of a job.
     """
@@ -67,7 +69,7 @@ class Callback:
 
 
 class Stop(Callback):
-    """Callback that ends the run after the step at which the processes agreed to stop.
+    """Callback that ends the run after the step at which the processes agreed to stop, by raising `Interrupted`.
 
     It must follow the callback that saves.
     """

@@ -50,7 +50,10 @@ def absolute(path: str) -> epath.Path:
 
 
 def finished(directory: epath.Path) -> list[int]:
-    """Returns the sorted steps of the finished checkpoints in a folder; ignores unfinished checkpoints in a bucket."""
+    """Returns the sorted steps of the finished checkpoints in a folder.
+
+    In a bucket, a checkpoint without a manifest is unfinished.
+    """
     steps = storage.numbers(str(directory))
     if storage.is_remote(str(directory)):
         steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
@@ -58,7 +61,7 @@ def finished(directory: epath.Path) -> list[int]:
 
 
 def newest(path: str) -> epath.Path:
-    """Returns the folder of a run directory's newest checkpoint; if `path` is itself a checkpoint, returns its folder.
+    """Returns the folder of a run directory's newest checkpoint, or `path` itself if it is a checkpoint.
 
     Raises:
       UserError: there is no finished checkpoint.
@@ -102,7 +105,7 @@ def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Seque
     Each process of a job reads the files that it wrote. A checkpoint in a run directory must belong to that run.
 
     Args:
-      below: prefixes of the paths to compare; `meta` is always compared.
+      below: prefixes of the paths to compare, by default all paths; `meta` is always compared.
       outside: prefixes of paths to skip.
 
     Raises:
@@ -154,7 +157,7 @@ class IntactCheckpoint(NamedTuple):
     Attributes:
       checkpoint: folder of the checkpoint.
       meta: contents of its `meta`.
-      damaged: dict from the step of each newer checkpoint to the reason why that checkpoint cannot be used.
+      damaged: for each newer checkpoint, by step, the reason why it cannot be used.
     """
 
     checkpoint: epath.Path
@@ -171,7 +174,8 @@ def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoi
       refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: every checkpoint is damaged, or the newest one is damaged and `refuse_damaged` is set.
+      UserError: every checkpoint is damaged, the newest one is damaged and `refuse_damaged` is set, or a format is
+        unknown.
     """
     steps, damaged_steps = finished(directory), {}
     for step in reversed(steps):
@@ -218,14 +222,18 @@ def find_best(directory: epath.Path) -> epath.Path | None:
 
 
 def anywhere(here: bool) -> bool:
-    """Whether a condition holds in at least one process of the job."""
+    """Whether a condition holds in at least one process of the job. All processes must call this function."""
     if jax.process_count() == 1:
         return here
     return bool(np.any(multihost_utils.process_allgather(np.array(here))))
 
 
 def broadcast(value: Any) -> Any:
-    """Returns, in every process, the `value` of the job's first process, which must be serializable as JSON."""
+    """Returns the `value` of the job's first process, in every process. All processes must call this function.
+
+    Args:
+      value: value that JSON can represent; ignored in all processes except the first.
+    """
     if jax.process_count() == 1:
         return value
     data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
@@ -237,7 +245,8 @@ def broadcast(value: Any) -> Any:
 def share() -> sealing.Share:
     """Returns this process's share of the files to hash.
 
-    A file with `process_N` in its path belongs to process N, which wrote it; every other file belongs to process 0.
+    A file with `process_N` in its path belongs to process N, which wrote it; every other file belongs to process 0. If
+    the job has fewer processes now, N is taken modulo their number.
     """
 
     def owner(path: str) -> int:
@@ -266,7 +275,10 @@ def rollback_base(run: config.Run) -> int:
 
 
 def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
-    """Removes all checkpoints except those of `retained_steps` and those that a process of this machine is reading.
+    """Removes the checkpoints of steps that are not in `retained_steps`.
+
+    Local checkpoints that a process of this machine is reading are kept. The best weights and damaged checkpoints are
+    not touched.
 
     Returns:
       The steps of the removed checkpoints.
@@ -288,7 +300,11 @@ def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
 
 
 def _remove(checkpoint: epath.Path) -> bool:
-    """Removes a checkpoint unless a process is reading it; returns whether the checkpoint was removed."""
+    """Removes a checkpoint unless it is local and a process of this machine is reading it.
+
+    Returns:
+      Whether the checkpoint was removed.
+    """
     if storage.is_remote(str(checkpoint)):
         storage.remove(str(checkpoint / sealing.MANIFEST))  # Without its manifest it is unfinished.
         storage.remove(str(checkpoint))

@@ -2,7 +2,8 @@
 
 A converted directory holds a model from any source:
 
-    config.json        format, model, special ids and vocabulary; for a run also its config, step and vocabulary id
+    config.json        format, model, family, special ids and vocabulary; for a run also its config, step and
+                       vocabulary id
     model.safetensors  parameters by their paths in plm_jax, with stacked layers; or shards with an index
     vocabulary/        files of the vocabulary
     huggingface/       for a model from Hugging Face: files that conversions copy unchanged
@@ -64,7 +65,8 @@ def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False
 
     Args:
       path: a directory; or a repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded; or,
-        for an ELMo, a pair with the paths of the options and the weights.
+        for an ELMo, a pair with the paths of the options and the weights. For a run directory, the newest checkpoint is
+        opened.
       average: whether to read the moving average of the parameters instead of the parameters. With the average, the
         yielded model has no run directory, so that its metrics are not added to the metrics of the run.
 
@@ -79,7 +81,11 @@ def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False
 def _open(
     path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = (), average: bool = False
 ) -> Iterator[Pretrained]:
-    """Context manager like `opened`; in a converted directory, skips hashes of paths with a prefix in `unverified`."""
+    """Context manager like `opened`.
+
+    Args:
+      unverified: prefixes of the paths that are not compared with the manifest of a converted directory.
+    """
     if average and (isinstance(path, tuple) or not _locate(path)[1]):
         raise UserError(f"{path} is not a run or a checkpoint, and has no average of the weights: leave out --average")
     if isinstance(path, tuple):
@@ -105,7 +111,7 @@ def _open(
 
 
 def _hint(path: str, folder: str) -> str:
-    """Returns the advice in the error message for a folder without a model, such as to pass a run inside the folder."""
+    """Returns the advice in the error message for a folder without a model, such as to pass a folder inside it."""
     inner = [name for name in storage.names(folder) if storage.exists(os.path.join(folder, name, CONFIG))]
     if not inner or storage.is_repository(path):
         return _EXPECTED
@@ -113,7 +119,11 @@ def _hint(path: str, folder: str) -> str:
 
 
 def described(path: str) -> Pretrained:
-    """Returns the model at a path without its weights; raises the errors of `opened`."""
+    """Returns the model at a path, as `opened` yields it, without its weights: `params` is empty.
+
+    Raises:
+      UserError: for the same reasons as `opened`.
+    """
     folder, workdir = _locate(path)
     if workdir:
         meta = folders.checked(folders.newest(folder), ["meta/"])
@@ -177,7 +187,10 @@ def format_for_others(pretrained: Pretrained) -> str:
 
 @contextlib.contextmanager
 def converting(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> Iterator[Pretrained]:
-    """Context manager that converts like `convert` and yields the model; if its body fails, `target` is removed."""
+    """Context manager that converts like `convert` and yields the model that is converted.
+
+    If the conversion or the body of the context fails, the files in `target` are removed.
+    """
     storage.check_new_folder(target)
     with opened(path, average) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format, **pooling)
@@ -191,13 +204,16 @@ def converting(path: str, target: str, format: str, average: bool = False, **poo
 
 
 def convert(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> str:
-    """Converts the model at a path, one tensor at a time, and returns a summary of the model.
+    """Converts the model at a path, one tensor at a time.
 
     Args:
       target: new folder.
       format: one of FORMATS.
       average: whether to convert the moving average of the parameters instead of the parameters.
       pooling: arguments that `save` passes on to sentence-transformers.
+
+    Returns:
+      A line with the absolute path of the folder and a summary of the model.
 
     Raises:
       UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.
@@ -219,7 +235,7 @@ def summary(pretrained: Pretrained, format: str) -> str:
 
 
 def _written(pretrained: Pretrained, format: str) -> Pretrained:
-    """Returns the part of a model that is stored in a format."""
+    """Returns a model without the parts that a format does not store."""
     if format == "sentence-transformers":
         return sentence_transformers.without_heads(pretrained)
     return huggingface.published(pretrained) if format == "huggingface" else pretrained
@@ -282,7 +298,7 @@ def _initial_ids(run: config.Run) -> dict[str, Any]:
 
 
 def _frame_ids(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of `Pretrained.special_ids` for the tokens around texts and between documents.
+    """Returns the entries of `Pretrained.special_ids` for the tokens around texts, between documents and for padding.
 
     They are needed if the model is saved in a directory that does not contain the run.
     """

@@ -13,12 +13,14 @@ from plm_jax.runs import checkpoint_folders as folders
 
 
 class CheckpointEntry(NamedTuple):
-    """A checkpoint.
+    """A checkpoint in a list.
 
     Attributes:
-      sealed: time when the checkpoint was sealed, in seconds since 1970; None if unknown.
-      size: number of bytes.
-      files: number of files.
+      name: name of the checkpoint's folder.
+      step: step of the checkpoint; None if it is damaged.
+      sealed: time when its manifest was written, in seconds since 1970; None if it is damaged.
+      size: number of bytes; 0 if it is damaged.
+      files: number of files; 0 if it is damaged.
       selected: metric that selected the best weights, and its value; empty for other checkpoints.
       damage: reason why the checkpoint cannot be used; None if no damage was found.
     """
@@ -37,7 +39,8 @@ def entries(path: str, verify: bool) -> list[CheckpointEntry]:
 
     Args:
       path: a run directory or a checkpoint.
-      verify: whether all files of each checkpoint are compared with its manifest.
+      verify: whether all files of each checkpoint are compared with its manifest; if not, only the files of its `meta`
+        are compared.
 
     Raises:
       UserError: there are no checkpoints.
@@ -73,7 +76,10 @@ def _entry(checkpoint: epath.Path, verify: bool) -> CheckpointEntry:
 
 
 def listed(checkpoints: Sequence[CheckpointEntry]) -> str:
-    """Returns one line per checkpoint: its damage, or its step, size, time of sealing and, for `best`, its metric."""
+    """Returns one line per checkpoint with its name, followed by its damage or by its properties.
+
+    The properties are the step, the size, the time when the manifest was written and, for `best`, the metric.
+    """
     lines = []
     for entry in checkpoints:
         cells = [f"{entry.name:>10}"]
@@ -92,14 +98,20 @@ def verified(checkpoints: Sequence[CheckpointEntry]) -> str:
 
 
 def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
-    """Removes the checkpoints that are not retained, and returns a line that lists the removed and the kept ones.
+    """Removes checkpoints of a run, and returns a line that lists the removed and the kept ones.
+
+    Checkpoints that the run needs to roll back after a spike, and checkpoints that a process of this machine is
+    reading, are kept.
 
     Args:
       keep_last: number of newest checkpoints to keep; None: the setting of the run.
-      keep_every: checkpoints at multiples of this number of steps are also kept; None: the setting of the run.
+      keep_every: checkpoints at multiples of this number of steps are also kept; 0: no such checkpoints; None: the
+        setting of the run.
 
     Raises:
-      UserError: there are no checkpoints, the newest one is damaged, or a flag is out of range.
+      UserError: there are no checkpoints, the newest one is damaged, an argument is out of range, or a checkpoint in a
+        bucket cannot be removed.
+      OSError: a checkpoint on a local disk cannot be removed.
     """
     directory = folders.of_run(workdir)
     steps = folders.finished(directory)

@@ -4,10 +4,12 @@ A checkpoint contains:
 
     params     the parameters, separate from the optimizer so that weights can be read without it
     average    the moving average of the parameters, if there is one
-    training   the rest of the train state
+    training   the step, the state of the optimizer and the recurrent state
     meta       format, step, config, identities of run, vocabulary and caches, all phases of the run, next example,
-               current phase, mesh, versions, and the history of best weights
+               current phase, mesh, devices, versions, incidents, and the history of best weights
     manifest   hashes of all files (`common.sealing`)
+
+The checkpoint `best` contains only params, meta and the manifest.
 """
 
 import contextlib
@@ -52,15 +54,19 @@ class Loaded(NamedTuple):
 class Checkpoints:
     """Checkpoints of one run directory; a context manager whose exit waits until the current save has finished.
 
-    A failed save leaves the checkpoints as they were, and `failure` returns the reason.
+    If a save fails, `failure` returns the reason. On a disk, the checkpoints are then as they were before. In a bucket,
+    a failed save of the best weights may destroy the previous best weights.
     """
 
     def __init__(self, workdir: str, settings: config.CheckpointConfig, base: int = 0, run_id: str | None = None):
-        """Opens the checkpoints of a run.
+        """Opens the checkpoints of a run; the first process also creates their folder and cleans it up.
 
         Args:
           base: the newest checkpoint at a multiple of this number of steps is also kept; 0: no such checkpoint.
           run_id: identity of the run, which each checkpoint records.
+
+        Raises:
+          UserError: this kind of store does not support checkpoints, or the store cannot be reached.
         """
         self.directory = folders.of_run(workdir)
         self._settings, self._base, self._run_id = settings, base, run_id
@@ -83,7 +89,10 @@ class Checkpoints:
             self._saver.close()
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
-        """Begins to save the state after `step` steps; returns once the arrays are copied."""
+        """Begins to save the state after `step` steps; returns once the arrays are copied.
+
+        It first waits until the current save has finished.
+        """
         self._begin(str(step), step, meta, **_items(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
@@ -115,6 +124,8 @@ class Checkpoints:
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state of a checkpoint with the shapes and shardings of `abstract`.
+
+        `recent` is not restored, because the checkpoint's `meta` records it.
 
         Raises:
           UserError: the checkpoint cannot be read.
@@ -165,6 +176,8 @@ class Checkpoints:
 def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
     """Returns the state of a checkpoint's folder with the shapes and shardings of `abstract`; writes no files.
 
+    `recent` is not restored, because the checkpoint's `meta` records it.
+
     Raises:
       UserError: the checkpoint is damaged.
     """
@@ -195,8 +208,8 @@ def _reporting_damage(checkpoint: epath.Path) -> Iterator[None]:
 class Saved(files.LazyArray):
     """A parameter in a checkpoint.
 
-    Indexing it calls `read`, which reads the whole parameter and caches the last few parameters, because callers read
-    one layer at a time.
+    Indexing it calls `read`, which reads the whole parameter. Because callers read one layer at a time, `read` caches
+    the last few parameters.
     """
 
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype, read: Callable):
@@ -209,9 +222,10 @@ class Saved(files.LazyArray):
 def load_params(path: str, average: bool = False) -> Loaded:
     """Opens the newest checkpoint of a run directory, or a single checkpoint; each parameter is read when it is used.
 
-    Runs on this machine do not remove the checkpoint as long as the parameters exist.
+    As long as the parameters exist, processes of this machine do not remove the checkpoint, unless it is in a bucket.
 
     Args:
+      path: a run directory or a checkpoint.
       average: whether to read the moving average of the parameters instead of the parameters.
 
     Raises:

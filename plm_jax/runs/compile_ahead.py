@@ -1,4 +1,4 @@
-"""Train steps of the phases of a run. The next phase's step is compiled while the current phase is trained."""
+"""Train steps of the phases of a run; on accelerators, the next phase's step is prepared during the current phase."""
 
 import contextlib
 import threading
@@ -24,7 +24,10 @@ COMPILES = {"tpu": True, "gpu": False}
 
 
 class PhaseSteps:
-    """Train steps of the phases of a run; a thread prepares each step before its phase begins.
+    """Train steps of the phases of a run.
+
+    On a TPU, a thread compiles the step of the next phase while the current phase is trained. On a GPU, it only traces
+    and lowers the step. On a CPU, no step is prepared.
 
     The thread only fills the caches of the function that `step` returns. Errors in the thread are ignored, because the
     first step of the phase raises them again. Python cannot end a thread that compiles, so a process that ends normally
@@ -50,7 +53,7 @@ class PhaseSteps:
         return train_step or self._programs.at(phase).phase_step(phase)
 
     def prepare_next(self, context: TrainingContext) -> None:
-        """Begins to prepare the step of the phase after the current one, if the run has another phase."""
+        """Begins to prepare the step of the next phase, if the run has one and the devices are not CPUs."""
         following = (phase for phase in self._programs.phases if phase.first_step >= context.phase.end_step)
         self._phase = next((phase for phase in following if phase.end_step > phase.first_step), None)
         if self._compiles is None or self._phase is None or self._phase.first_step >= context.num_steps:

@@ -1,10 +1,10 @@
 """Agreement of the processes of a job on extra saves and on when to stop.
 
-The first process decides, by its clock and by the requests of the other processes. It announces a decision two steps
-before the decision takes effect. Before a process asks for the decision after a step, it waits for the losses of the
-previous step, which exist only once every process has started that step. Processes are therefore at most one step
-apart, and each of them learns of a decision in time. Messages go through the job's coordination service, which takes
-less than a millisecond and uses no device.
+The first process decides, by its clock and by the requests of all processes. If the job has several processes, it
+announces a decision two steps before the decision takes effect. Before a process asks for the decision after a step, it
+waits for the losses of the previous step, which exist only once every process has started that step. Processes are
+therefore at most one step apart, and each of them learns of a decision in time. Messages go through the job's
+coordination service, which takes less than a millisecond and uses no device.
 """
 
 import json
@@ -24,7 +24,7 @@ class Decision(NamedTuple):
     """Agreed action of every process after a step.
 
     Attributes:
-      save: whether to save a checkpoint of the step.
+      save: whether to save a checkpoint of the step, even if no regular save is due.
       stop: reason to end the run, or None.
       failed: error message with which the run ends if too many saves in a row have failed; otherwise None.
     """
@@ -51,11 +51,11 @@ class Coordinator:
         self._coming: list | None = None
 
     def request_stop(self, reason: str) -> None:
-        """Requests that the run stop."""
+        """Asks all processes to stop the run; `reason` becomes `Decision.stop`."""
         self._service.put(f"stop/{self._process}", reason)
 
     def begin_save(self) -> None:
-        """Notes that a save begins; every process calls it."""
+        """Records that a save begins; every process calls it."""
         self._saves, self._saved_at, self._retry_at = self._saves + 1, time.monotonic(), None
 
     def report_failure(self, reason: str) -> None:
@@ -63,7 +63,10 @@ class Coordinator:
         self._service.put(f"failed/{self._saves}/{self._process}", reason)
 
     def decide(self, step: int) -> Decision:
-        """Returns the decision after a step; every process calls it after each step."""
+        """Returns the decision after a step; every process calls it after each step.
+
+        If there is nothing to do, the decision is `Decision()`.
+        """
         if self._coming is None and self._process == 0:
             decision = self._next_decision()
             if decision != Decision():

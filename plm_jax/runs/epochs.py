@@ -12,7 +12,7 @@ _MANY = 2**30
 
 
 def resolve_steps(run: config.Run) -> config.Run:
-    """Returns the run with `train.steps` computed from `train.epochs`, if that is set.
+    """Returns the run; if `train.epochs` is set, `train.steps` is computed from it and rounded up.
 
     An epoch reads as many rows as all sources have together. A mixture with rates reads some sources more often and
     others less often. If phases differ in row length or batch size, an epoch takes a different number of steps in each;

@@ -41,15 +41,16 @@ class GoodputSnapshot(NamedTuple):
     """Time accounting at one moment, in seconds.
 
     Attributes:
-      part: what the loop is doing, one of `PARTS`.
+      part: current activity of the loop, one of `PARTS`.
       seconds: seconds spent so far in each of `PARTS`.
-      first_step: step from which the run started or resumed, or None before its loop begins.
-      step: last step that the devices finished.
+      first_step: number of finished steps when the loop began; None before that.
+      step: last step that the devices finished; equal to `first_step` when the loop begins, and None before that.
       worked: seconds spent in the part `steps` up to the end of `step`.
       marks: one pair [step, worked] per save; pairs of older saves may be missing.
       median: median duration of the recent steps, or None if there are too few steps.
       since: time spent in the parts `steps` and `data` since the last finished step.
-      idle: time since the last finished step; before the first step, time since the start.
+      idle: time since the last finished step; before the first one, time since the loop began or, before that, since
+        the accounting began.
     """
 
     part: str
@@ -95,7 +96,10 @@ class Goodput:
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Context manager whose duration is added to the seconds of `part`, one of `PARTS`."""
+        """Context manager whose duration is added to the seconds of `part`, one of `PARTS`.
+
+        The duration of an inner context of this kind is added only to the part of the inner context.
+        """
         before = self._turn(part)
         try:
             yield
@@ -134,7 +138,7 @@ class Goodput:
             yield batch
 
     def finish_step(self, step: int) -> None:
-        """Records that the devices have finished a step."""
+        """Records that the devices have finished a step; if the step was slow, also adds it to `slow`."""
         with self._lock:
             self._add()
             seconds = self._seconds["steps"] + self._seconds["data"] - self._worked - self._data
@@ -145,7 +149,7 @@ class Goodput:
             self._recent.append(seconds)
 
     def measure_save(self) -> contextlib.AbstractContextManager[None]:
-        """Records a save after the last step; returns a context manager that accounts for its duration."""
+        """Records a save after the last finished step; returns a context manager that accounts for its duration."""
         with self._lock:
             assert self._step is not None  # Saves follow steps.
             self._marks.append([self._step, self._worked])

@@ -1,4 +1,4 @@
-"""Heartbeats of a run.
+"""Heartbeats of a run, in its run directory W.
 
     W/heartbeat/NUMBER.json            per start: when it began, when it was last alive, how it ended, its steps,
                                        its current part, and its seconds by part (`goodput.PARTS`)
@@ -48,7 +48,9 @@ def folder(workdir: str) -> str:
 
 
 def numbers(workdir: str) -> list[int]:
-    """Returns the sorted numbers of the starts of a run; each start or resume has a number.
+    """Returns the sorted numbers of the starts of a run that have a heartbeat file.
+
+    Each start or resume of the run has a number.
 
     Raises:
       UserError: the store cannot be reached.
@@ -81,7 +83,8 @@ class Heartbeat:
         Args:
           goodput: time accounting of the run.
           began: time of the start, in seconds since 1970.
-          stall_minutes: minutes without a finished step after which a stall is reported; 0: never.
+          stall_minutes: minutes without a finished step after which a stall is reported; 0: no such limit. A step that
+            takes much longer than the median is reported in any case (`GoodputSnapshot.slow_at`).
           process: index of this process, from 0.
           num_processes: number of processes of the job.
         """
@@ -125,7 +128,12 @@ class Heartbeat:
             self._goodput.saved.wait(_CHECK)
 
     def write(self, error: BaseException | None = None, ended: bool = False) -> None:
-        """Writes a heartbeat, and ignores failures; with `ended`, the heartbeat also records how the start ended."""
+        """Writes a heartbeat in the first process of the job, and ignores failures.
+
+        Args:
+          error: error that ended the start, or None.
+          ended: whether the start has ended; if so, the heartbeat records how.
+        """
         if self._process:
             return
         state = self._goodput.snapshot()
@@ -211,7 +219,10 @@ def _describe_slow(slow: SlowStep) -> str:
 
 
 def _describe_calls(thread: int) -> str:
-    """Describes the innermost call of a thread, and the innermost calls that are in this package."""
+    """Returns a description of the innermost call of a thread, and of the innermost calls in this package.
+
+    The description is empty if the thread has ended.
+    """
     frame = sys._current_frames().get(thread)
     if frame is None:
         return ""

@@ -16,13 +16,14 @@ class History(NamedTuple):
     """State of a run at a step.
 
     Attributes:
-      run: config of the run.
-      phases: phases that the run had trained up to a checkpoint near the step, followed by the remaining phases of the
-        config.
+      run: config of the run at the step.
+      phases: phases that the run trained up to the first checkpoint at or after the step, followed by the remaining
+        phases of `run`. If there is no such checkpoint, the last checkpoint is used. Without checkpoints, these are the
+        phases of `run`.
       computed_with: `versions`, `mesh`, `devices`, users' `modules` and hashes of `references`, as far as they were
         recorded.
-      saved: steps of the finished checkpoints, ascending.
-      rows: rows of metrics.jsonl, by step.
+      saved: steps of all finished checkpoints, ascending.
+      rows: all rows of metrics.jsonl by step; rows of the same step are merged.
     """
 
     run: config.Run
@@ -33,7 +34,7 @@ class History(NamedTuple):
 
     @property
     def last_step(self) -> int:
-        """Last step that is known to be finished."""
+        """Last step that is known to be finished, or 0."""
         return max([0, *self.saved, *self.rows])
 
 
@@ -43,8 +44,11 @@ def read_history(workdir: str, step: int) -> History:
     The config comes from the first checkpoint at or after the step. If there is no such checkpoint, it comes from
     config.json.
 
+    Args:
+      step: number of the step, from 1.
+
     Raises:
-      UserError: `workdir` is not a run directory, or the run has no such step.
+      UserError: `workdir` is not a run directory, the run has no such step, or a file is damaged.
     """
     with storage.reaching(workdir):
         folder = folders.of_run(workdir)

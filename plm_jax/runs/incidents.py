@@ -1,8 +1,9 @@
-"""Incidents: steps with non-finite values or a spike. They are written to `W/incidents/STEP.json` and counted.
+"""Incidents: steps with a spike, or with a loss or gradient norm that is not finite.
 
-The step itself decides whether its update is skipped (`training.spikes`). This module reports incidents and, with
-`roll_back`, replaces the state after a spike by the state of an earlier checkpoint. All of this depends only on
-checkpoints and step numbers, so that an interrupted run does the same as an uninterrupted one.
+They are counted, and written to `incidents/STEP.json` in the run directory. The step itself decides whether its update
+is skipped (`training.spikes`). This module reports incidents and, with `roll_back`, replaces the state after a spike by
+the state of an earlier checkpoint. All of this depends only on checkpoints and step numbers, so that an interrupted run
+does the same as an uninterrupted one.
 """
 
 import json
@@ -39,7 +40,7 @@ _MAX_FILES = 1000
 
 
 class Incidents:
-    """Incidents of a run, the same in every process; the first process writes them."""
+    """Incidents of a run. Every process counts the same incidents; the first process writes them."""
 
     def __init__(
         self,
@@ -61,7 +62,11 @@ class Incidents:
         self._targets: dict[int, int] = {}
 
     def state(self, recent: jax.Array) -> dict[str, Any]:
-        """Returns the state that a checkpoint records, as JSON values; `recent` comes from the train state."""
+        """Returns the state that a checkpoint records, as JSON values.
+
+        Args:
+          recent: `recent` of the train state.
+        """
         values = [[float(value) for value in row if np.isfinite(value)] for row in np.asarray(recent)]
         return {"skipped": self._skipped, "in_a_row": self._in_a_row, "recent": values}
 
@@ -70,13 +75,15 @@ class Incidents:
         self._targets[step] = checkpoint
 
     def record(self, step: int, metrics: Mapping[str, Any], report: Callable[[str], None] | None) -> dict[str, Any]:
-        """Counts a step if it is an incident; writes and reports it if `report` is given.
+        """Counts a step if it is an incident, except spikes that are only recorded.
+
+        If `report` is not None, it also writes and reports every incident.
 
         Returns:
           Entries for the step's row of metrics; empty if the step is no incident.
 
         Raises:
-          UserError: too many steps in a row were skipped.
+          UserError: more than `incidents.max_consecutive` steps in a row were skipped or rolled back.
         """
         kind = _KINDS.get(int(metrics.get("incident", spikes.NONE)))
         action = "skipped" if kind == "lost" else _DONE[self._settings.spikes]
@@ -100,7 +107,7 @@ class Incidents:
         return {"incident": f"{kind}, {action}", "train/skipped": self._skipped}
 
     def norms(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the norms by layer for a row of metrics; empty if these norms are not logged."""
+        """Returns the finite norms by layer for a row of metrics; empty if these norms are not logged."""
         by_kind = metrics.get("norms", ())
         if len(by_kind) <= 1:
             return {}
@@ -124,7 +131,7 @@ class Incidents:
             report(f"{line}: {path}")
 
     def _describe(self, step: int, metrics: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the contents of an incident file: everything that helps to find the cause of the incident."""
+        """Returns the contents of an incident file."""
         scalars = {
             name: _number(value) for name, value in metrics.items() if np.ndim(value) == 0 and name != "incident"
         }
@@ -146,10 +153,11 @@ class Incidents:
 
 
 class RollBack(Callback):
-    """Callback that restores the state of an earlier checkpoint after a spike, except the step and the recent losses.
+    """Callback that restores the state of an earlier checkpoint after a spike.
 
-    The checkpoint is the last one at a multiple of `checkpoint.save_every`. If there is no such checkpoint, it is the
-    last checkpoint at any step. If there are no checkpoints at all, the initial state of the run is restored.
+    The step counts and the recent losses and gradient norms are not restored. The checkpoint is the last one before the
+    step at a multiple of `checkpoint.save_every`. If there is no such checkpoint, it is the last one at any earlier
+    step. If there is none either, the initial state of the run is restored.
 
     Attributes:
       workdir: run directory of the checkpoints.
@@ -164,11 +172,13 @@ class RollBack(Callback):
         load_state: Callable[[resume.Resumed | None], TrainState],
         wait: Callable[[], None] = lambda: None,
     ):
-        """Rolls back to the checkpoints in a folder.
+        """Prepares to roll back to the checkpoints in a folder.
 
         Args:
           incidents: incidents of the run.
           program: program whose state `load_state` returns.
+          folder: folder of the checkpoints.
+          save_every: `checkpoint.save_every` of the run.
           load_state: function that returns the state of a checkpoint, or the initial state if its argument is None.
           wait: function that returns once the current save has finished.
         """
@@ -183,7 +193,10 @@ class RollBack(Callback):
             context.state = self._roll_back(context)
 
     def find_target(self, step: int) -> int:
-        """Returns the step of the checkpoint to which a run at `step` rolls back; 0 for the initial state."""
+        """Returns the step of the checkpoint to which a run at `step` rolls back; 0 for the initial state.
+
+        All processes of a job must call this method.
+        """
         multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
         return rolled_back_to(folders.finished(self._folder), step, self._save_every)
 
@@ -203,10 +216,13 @@ class RollBack(Callback):
 
 
 def rolled_back_to(saved: Sequence[int], step: int, save_every: int) -> int:
-    """Returns the step of the checkpoint that a run restores after a spike; 0 for the initial state.
+    """Returns the step of the checkpoint that a run restores after a spike at `step`; 0 for the initial state.
 
     A signal or the clock may have caused saves at steps that are not multiples of `save_every`. An uninterrupted run
     may lack these checkpoints, so they count only if there is no other checkpoint.
+
+    Args:
+      saved: steps of the finished checkpoints.
     """
     earlier = [other for other in saved if other < step]
     return max((other for other in earlier if other % save_every == 0), default=max(earlier, default=0))
@@ -221,7 +237,13 @@ def read(workdir: str, step: int) -> dict[str, Any] | None:
 
 
 def window(saved: Mapping[str, Any], size: int) -> np.ndarray:
-    """Returns `TrainState.recent`, float32 [2, size], as recorded in `saved`, a result of `Incidents.state`."""
+    """Returns `TrainState.recent`, float32 [2, size], from the recorded state of incidents.
+
+    If more than `size` values were recorded, the newest are returned. Missing values are NaN.
+
+    Args:
+      saved: result of `Incidents.state`, or an empty dict.
+    """
     recent = np.full((2, size), np.nan, np.float32)
     for row, values in zip(recent, saved.get("recent", ()), strict=False):
         values = values[-size:]
@@ -234,5 +256,5 @@ def _values(metrics: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | str:
-    """Returns a number for JSON, which cannot represent non-finite numbers: these become strings."""
+    """Returns a number for JSON; numbers that are not finite become strings, because JSON cannot represent them."""
     return float(value) if math.isfinite(value) else str(float(value))

@@ -20,15 +20,21 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class Interruption:
     """Context manager in which SIGTERM, SIGUSR1, Ctrl-C or a preemption notice asks the run to stop.
 
-    A second signal ends the process at once. However, the same signal within a second is ignored, because some
-    launchers send it to every process of a job, and one process may forward it to another.
+    A signal after the first request ends the process at once. However, the same signal within a second is ignored,
+    because some launchers send it to every process of a job, and one process may forward it to another. Signals are
+    handled only if the main thread enters the context, and preemption notices are read only if
+    PLM_JAX_PREEMPTION_NOTICE is `gce`.
 
     Attributes:
       reason: cause of the request, such as `SIGTERM`, or None.
     """
 
     def __init__(self, grace_seconds: float):
-        """Prepares the context; the process ends `grace_seconds` after a request, even if its step is not saved."""
+        """Prepares the context.
+
+        Args:
+          grace_seconds: seconds after a request at which the process ends, unless the context has exited by then.
+        """
         self.reason: str | None = None
         self._grace = grace_seconds
         self._over = threading.Event()

@@ -40,23 +40,25 @@ def pretrain(
     refuse_damaged: bool = False,
     began: float | None = None,
 ) -> bool:
-    """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
+    """Trains a run, starting from the newest checkpoint in `workdir` if there is one.
 
-    The tasks of a seqio mixture become sources of the run, and `train.epochs` becomes its number of steps.
+    Training ends after `run.train.steps` steps, or earlier because of `evaluation.patience`. The tasks of a seqio
+    mixture become sources of the run. If `train.epochs` is set, the number of steps is computed from it.
 
     Args:
-      allow_changes: whether to resume although the config of the checkpoint has other batches or another optimizer; the
-        run then continues after the examples that were already read.
-      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the newest intact
-        one.
+      allow_changes: whether to resume despite changes that are otherwise rejected, such as changes of the data or the
+        optimizer; the run then continues after the examples that were already read.
+      refuse_damaged: whether damage of the newest checkpoint or of the best weights is an error; if not, the run
+        resumes from the newest intact checkpoint.
       began: time of this start, in seconds since 1970; by default now.
 
     Returns:
       Whether this call trained; False if the run was finished before.
 
     Raises:
-      UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, too many steps in a
-        row were not finite, another process trains in `workdir`, or too many saves failed.
+      UserError: the config does not fit the devices, the caches or a checkpoint, or another process trains in
+        `workdir`. Also raised if training cannot continue: too many steps in a row had no update, an audit found a
+        device that computes wrongly, or too many saves failed.
       Interrupted: the run was asked to stop, and its last step is saved.
     """
     began = began or time.time()
@@ -156,10 +158,10 @@ def train(
 
     Args:
       programs: programs of the run.
-      batches: global batches from the first step on, each with the seconds that this host waited for it.
+      batches: global batches of the steps after `context.step`, each with the seconds that this host waited for it.
       callbacks: called around every step, in their order.
-      compiling: function that is called with the name of a step, and returns a context manager for the first step of a
-        phase.
+      compiling: function from the name of a step to a context manager, within which the first step of each phase is
+        compiled.
     """
     steps = PhaseSteps(programs)
     for phase in programs.phases:
@@ -195,7 +197,7 @@ def train(
 def _open_telemetry(
     job: TrainingSetup, workdir: str, run_id: str, history: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> Iterator[Telemetry | None]:
-    """Opens the files of metrics, writes config.json and reports notes; yields None except in the first process.
+    """Opens the files of metrics, writes config.json and reports notes in the first process; yields None in the others.
 
     Args:
       history: starts of the run so far, as in config.json.

@@ -1,4 +1,4 @@
-"""Rows of metrics of a run: read from the devices one step late, and written to `metrics.jsonl`."""
+"""Rows of metrics of a run: read from the devices one step late, and written to metrics.jsonl."""
 
 import contextlib
 import math
@@ -24,7 +24,11 @@ _NOT_SCALAR = ("digest", "norms", "incident", "limits")
 
 
 class MetricsLogger(Callback):
-    """Callback that reads metrics one step late, so that the devices never wait for the host, and writes the rows."""
+    """Callback that reads the metrics of a step after the next step was dispatched, and writes rows.
+
+    In this way, the devices do not wait for the host. Before a validation or a checkpoint, and at the end of a phase,
+    the metrics are read at once.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,8 @@ class MetricsLogger(Callback):
 
         Args:
           count_costs: function from a phase to the costs of its steps, from which rates are computed.
-          telemetry: files of metrics; None in every process except the first, since only the first process writes rows.
+          telemetry: files of metrics; None in every process except the first, because only the first process writes
+            rows.
         """
         self._log_every, self._count_costs = log_every, count_costs
         self._telemetry, self._goodput, self._incidents = telemetry, goodput, incidents
@@ -88,10 +93,15 @@ class MetricsLogger(Callback):
     def flush(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
         """Waits for the pending metrics, calls `validate`, and writes all metrics as a row if a row is due.
 
-        Rates in the row, such as tokens per second, do not include the time of validation.
+        If no metrics are pending, it does nothing. A row is due at multiples of `log_every`, after the last step, after
+        a validation and after an incident. Rates in the row, such as tokens per second, do not include the time of
+        validation.
 
         Returns:
           Result of `validate`; empty if `validate` is None or no metrics are pending.
+
+        Raises:
+          UserError: too many steps in a row had no update.
         """
         if self._pending is None:
             return {}

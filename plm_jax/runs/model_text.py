@@ -19,7 +19,8 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.V
     """Returns the vocabulary of a model.
 
     Its settings come from the run of the model or, without a run, from the vocabulary files and the special ids.
-    Special ids beyond the size of the vocabulary file become added tokens.
+    Special ids beyond the size of the vocabulary file become added tokens, but not ids for which the model has no
+    embedding.
 
     Args:
       in_seqio: whether the result is also a `seqio.Vocabulary`; this imports TensorFlow, which takes seconds.
@@ -128,7 +129,10 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
 
 
 def unframed(pretrained: Pretrained) -> list[str]:
-    """Returns the names of tokens such as `cls` if an encoder has them, but was trained on texts without them."""
+    """Returns the names of an encoder's special tokens, such as `cls`, if its run trained it on texts without any.
+
+    The result is empty for other models and for models without a run.
+    """
     run, ids = pretrained.run, _by_name(pretrained.special_ids)
     if run is None or pretrained.model.has_decoder or pretrained.model.architecture not in ("encoder", "electra"):
         return []
@@ -153,7 +157,11 @@ def _row_format(model: ModelConfig, ids: Mapping[str, int], run: config.Run | No
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:
-    """Returns the ids that a decoder reads before every text."""
+    """Returns the ids at the beginning of every text; empty if there are none.
+
+    Args:
+      ids: `Pretrained.special_ids` of the model.
+    """
     bos = _by_name(ids).get("bos") if ids.get("begins_with_bos") else None
     return list(ids.get("begins_with", [] if bos is None else [bos]))
 
@@ -161,8 +169,7 @@ def begins_with(ids: Mapping[str, Any]) -> list[int]:
 def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     """Returns tokenizer files with which Hugging Face's libraries produce the ids of a model.
 
-    Special tokens are put around texts as in training. The texts of a pair are separated by one special token or, in
-    RoBERTa and BART, by two, as in the original models.
+    Special tokens are put around texts as in training, and between the texts of a pair as in the original models.
 
     Returns:
       Tokenizer files, or None if the model has no vocabulary or already has tokenizer files.
@@ -202,6 +209,6 @@ def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _ids(ids: Mapping[str, Any]) -> list[int]:
-    """Returns all special ids."""
+    """Returns the ids in the entries `NAME_token_id`, `begins_with` and `ends_with`."""
     values = (i for name, i in ids.items() if name.endswith("_token_id") or name in ("begins_with", "ends_with"))
     return [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]

@@ -12,7 +12,7 @@ class PhaseCosts(NamedTuple):
 
     Attributes:
       tokens: number of tokens of a batch, including padding.
-      flops: model FLOPs.
+      flops: model FLOPs, counted as in `training.flops.per_step`.
     """
 
     tokens: int
@@ -25,7 +25,7 @@ def count(run: config.Run, phase: Phase) -> PhaseCosts:
 
 
 def model_flops(run: config.Run, phase: Phase) -> int:
-    """Returns the FLOPs of one training step, counted as in `flops.per_step`."""
+    """Returns the FLOPs of one training step, counted as in `training.flops.per_step`."""
     tokens, targets, decoder_length = row_lengths(run, phase)
     rows, samples = phase.batch_size * run.objective.rows_per_example, run.objective.negative_samples
     return flops.per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, samples)
@@ -41,7 +41,7 @@ def row_lengths(run: config.Run, phase: Phase) -> tuple[int, int, int]:
 
     Returns:
       A tuple: number of tokens, including the tokens of a decoder; number of target positions; number of decoder
-      tokens, 0 without a decoder.
+      tokens, 0 if the model has no decoder.
     """
     run = config.in_phase(run, phase)
     targets = config.target_length(run, phase.length)

@@ -16,15 +16,17 @@ from plm_jax.data.sources import task_mixtures
 def prepare(
     run: config.Run, output: str | None = None, show_progress: bool = True, executor: tasks.Executor | None = None
 ) -> None:
-    """Writes the vocabulary of a run and the cache of each of its sources into `output` (default: `data.cache_dir`).
+    """Writes the vocabulary of a run and the caches of its sources into `output` (default: `data.cache_dir`).
 
-    A source whose rate is 0 in every phase is left out. Each task of a seqio mixture has its own cache.
+    A source whose rate is 0 in every phase is left out. Each task of a seqio mixture has its own cache. A cache that is
+    up to date is kept.
 
     Args:
       executor: engine that tokenizes; None to tokenize in one pass on this machine.
 
     Raises:
-      UserError: a source or the vocabulary is missing or invalid.
+      UserError: a source or the vocabulary is missing or invalid, or the run cannot be trained on the tasks of a
+        mixture.
     """
     sources = config.read_sources(run)
     caches.check(sources)
@@ -42,18 +44,19 @@ def prepare(
 
 
 def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = "") -> None:
-    """Prepares the caches of the config's sources in a child process, so that this process never imports TensorFlow.
+    """Prepares the caches of a run in a child process if one of them is missing or differs from the config.
 
-    The child process prepares missing caches, and caches whose texts or settings differ from the config.
+    This process does not import TensorFlow. In all processes of a job except the first, the function does nothing.
 
     Args:
       arguments: flags with which the command `prepare` reads the config of `run`.
       trained: directories of runs that were trained on the existing caches, as text for error messages; unless it is
-        empty, the caches are not replaced.
+        empty, caches that differ from the config are an error.
 
     Raises:
       UserError: the texts or settings of a cache differ from the config, but the cache must not be replaced, because a
         run was trained on it or because the job has several processes.
+      SystemExit: the child process failed.
     """
     if not progress.is_first():
         return
@@ -98,7 +101,7 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
 
 
 def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
-    """Returns one line for each source in `names` whose cache has other texts or settings than the config.
+    """Returns one line for each source in `names` whose cache differs from the config in its texts or settings.
 
     Also prints which caches could not be compared, and why.
 

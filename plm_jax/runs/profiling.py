@@ -14,7 +14,10 @@ FOLDER = "profile"
 
 
 class Profiler(Callback):
-    """Callback that traces the steps in `train.profile_steps` to `W/profile`; consecutive steps share a trace."""
+    """Callback that writes traces of the steps in `train.profile_steps` to `profile` in the run directory.
+
+    Consecutive steps share a trace.
+    """
 
     def __init__(self, steps: Sequence[int], workdir: str):
         """Prepares to trace these steps, counted from 1."""

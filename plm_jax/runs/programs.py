@@ -27,15 +27,16 @@ _LOGITS_SHARE = 128
 
 
 class Programs:
-    """The programs of a run: one for each mesh that its phases are trained on.
+    """The programs of a run: one for each mesh that its remaining phases are trained on.
 
     Attributes:
       run: config of the run.
       phases: phases of the run.
-      first: program of the first phase that is still to be trained.
-      reference_hashes: hash of the parameters of each reference, by name, after `load_references`.
-      batch_shards: a batch whose number of rows is a multiple of this number can be sharded on the mesh of every phase.
-        Finished phases are included, so that a resumed run validates in the same batches as an uninterrupted run.
+      first: program of the first phase that is still to be trained; if the run is finished, of its last phase.
+      reference_hashes: hash of the parameters of each reference, by name; empty before `load_references`.
+      batch_shards: a batch whose number of rows is a multiple of this number can be sharded on the mesh of each phase
+        of the config. Finished phases are included, so that a resumed run validates in the same batches as an
+        uninterrupted run. Finished phases whose mesh does not fit the devices are not included.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Programs:
         phases: Sequence[Phase] | None = None,
         first_step: int = 0,
     ):
-        """Builds the program of the first phase, and checks that the run fits the devices, without tracing the model.
+        """Builds the program of the first phase that is still to be trained, and checks that the run fits the devices.
 
         Args:
           devices: devices to train on; all by default.
@@ -53,7 +54,8 @@ class Programs:
           first_step: number of finished steps.
 
         Raises:
-          UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
+          UserError: the devices or the batch do not fit the mesh, the model lacks a head that the loss needs, or a
+            reference cannot be read or does not fit the run.
         """
         self.run = run
         self.phases = config.resolve_phases(run) if phases is None else tuple(phases)
@@ -74,7 +76,10 @@ class Programs:
         self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in of_phases))
 
     def at(self, phase: Phase) -> Program:
-        """Returns the program of a phase; phases that have the same mesh share a program."""
+        """Returns the program of a phase; phases that have the same mesh share a program.
+
+        A finished phase has no program, unless a remaining phase has the same mesh.
+        """
         sizes = self._sizes(phase)
         if sizes not in self._programs:
             mesh, batch_size = self._meshes[sizes], self._batch_sizes[sizes]
@@ -82,11 +87,11 @@ class Programs:
         return self._programs[sizes]
 
     def check_parameters(self) -> None:
-        """Traces the model and checks the settings of its parameters.
+        """Checks the settings of the parameters against the shapes of the model.
 
         Raises:
-          UserError: `train.trainable`, `groups` or `layer_decay` name parameters that the model does not have, or
-            `mesh.stage` cuts a parameter that covers only some layers.
+          UserError: a pattern of trainable parameters or a group of an optimizer matches no parameter, `layer_decay` is
+            set for a model without a stack, or a stacked parameter does not fit its layers or `mesh.stage`.
         """
         run, stages = self.run, max(mesh.shape["stage"] for mesh in self._meshes.values())
         trainable.check_layers(run.model, stages)
@@ -139,7 +144,10 @@ class Programs:
         return key, rate, self._references_of(self.at(phase))
 
     def notes(self) -> list[str]:
-        """Returns lines that report which parameters are trained (if not all) and which layers share a rate."""
+        """Returns lines that report which parameters are trained, and which layers share a learning rate.
+
+        There are no lines if all parameters are trained and no layers share a rate.
+        """
         model, lines = self.run.model, []
         for settings, update in zip(self.run.updates, self.first.updates, strict=True):
             notes = [
@@ -158,7 +166,7 @@ class Programs:
 
 
 def _references() -> Any:
-    """Imports and returns the module `references`, which imports Orbax; only called for programs with references."""
+    """Imports and returns the module `references`, which imports Orbax."""
     return importlib.import_module("plm_jax.runs.references")
 
 
@@ -194,7 +202,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
 
 
 def _shard_rows(run: config.Run, mesh: Mesh) -> int | None:
-    """Returns the minimum number of rows or columns in a shard of the layers' kernels; None if no kernel is sharded."""
+    """Returns the smallest size of a sharded axis in a shard of the layers' kernels; None if no kernel is sharded."""
     shapes = meshes.stored(registry.boxed_shapes(run.model), mesh, run.mesh.rules)
     sizes = [
         shard
@@ -302,7 +310,11 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
 
 
 def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str:
-    """Returns advice to use the nearest mesh with the same number of devices that fits the rows and the model."""
+    """Returns advice on the mesh to use, for an error message.
+
+    The advice names the nearest mesh for the same number of devices that fits the rows and the model. If there is none,
+    it is to use another number of devices.
+    """
 
     def fits(sizes):
         return (

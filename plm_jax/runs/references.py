@@ -24,7 +24,7 @@ from plm_jax.training.trainable import named
 
 
 def describe(run: config.Run) -> dict[str, ReferenceModel]:
-    """Returns a dict from the name of each reference to its model, without reading the weights.
+    """Returns the model of each reference, by the name of the reference, without reading the weights.
 
     Raises:
       UserError: a source has no model, or its model does not support the rows or the mesh of the run.
@@ -84,7 +84,7 @@ def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
 def _identity_of_files(pretrained: Pretrained, run: config.Run) -> str | None:
     """Returns the identity of the vocabulary that a model's files and the special ids of a run define together.
 
-    The result is None if the kind of the model's vocabulary differs from the kind of the run's vocabulary.
+    The result is None if the model has no vocabulary, or if the kinds of the two vocabularies differ.
     """
     scheme = run.vocabulary.spec.partition(":")[0]
     if pretrained.vocabulary is None or pretrained.vocabulary.partition(":")[0] != scheme:
@@ -100,7 +100,8 @@ def load(references: Mapping[str, config.ReferenceConfig], program: Program) -> 
     """Reads the parameters of the references onto the mesh of a program.
 
     Returns:
-      A pair of dicts by the names of the references: parameters, and SHA-256 hashes of the parameters in float32.
+      A pair of dicts with the names of the references as keys: parameters, and SHA-256 hashes of the parameters in
+      float32.
 
     Raises:
       UserError: a reference cannot be read.

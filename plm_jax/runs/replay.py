@@ -1,4 +1,7 @@
-"""Replay of a step: computes it again from the checkpoint before it, and compares the result with the run's records."""
+"""Replay of a step: computes it again from an earlier state, and compares the result with the run's records.
+
+The earlier state is that of the last checkpoint before the step or, if there is none, the initial state.
+"""
 
 import contextlib
 import dataclasses
@@ -32,8 +35,16 @@ _COMPARED = {"train/loss": "loss", "train/grad_norm": "grad_norm"}
 def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
     """Computes a step of a run again, and reports how loss, gradient norm and digest compare with the recorded values.
 
+    The loss and the gradient norm must be equal if devices, mesh, versions, code and references are known to be those
+    of the run. Otherwise, they may differ by `TOLERANCE`.
+
+    Args:
+      step: number of the step, from 1.
+      report: function that is called with each line to print.
+
     Raises:
-      UserError: the results differ by more than the tolerance, or the step was not recorded.
+      UserError: the values differ by more than the tolerance, the step read another batch, the step was not recorded,
+        or the run cannot be read.
     """
     history = read_history(workdir, step)
     recorded = _recorded(workdir, step, history)
@@ -67,10 +78,11 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
 def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
     """Returns the row of metrics of a step.
 
-    Numbers that are not finite, which rows leave out, come from the incident file of the step.
+    Loss and gradient norm, which the row leaves out if they are not finite, then come from the incident file of the
+    step.
 
     Raises:
-      UserError: there is no such row, or it lacks a number.
+      UserError: there is no such row, or it lacks a value to compare with.
     """
     row = history.rows.get(step)
     if row is None:
@@ -88,7 +100,7 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
 
 
 def _on_these_devices(run: config.Run) -> config.Run:
-    """Returns the run; if its mesh does not fit these devices, the most similar mesh that fits replaces it."""
+    """Returns the run; if the mesh of a phase does not fit these devices, all phases get the nearest one that does."""
     count = jax.device_count()
     try:
         for phase in config.resolve_phases(run):
@@ -104,7 +116,7 @@ def _on_these_devices(run: config.Run) -> config.Run:
 
 
 def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple[dict[str, Any], TrainingSetup]:
-    """Returns the metrics of a step, computed from the state after `first_step`, and the setup that computed them."""
+    """Returns a pair: the metrics of a step, computed from the state after `first_step`, and the setup used for it."""
     folder, save_every = folders.of_run(workdir), run.checkpoint.save_every
 
     def read_state(step: int, abstract: TrainState) -> TrainState:
@@ -126,7 +138,7 @@ def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple
 
 
 class _ReplayRollBack(RollBack):
-    """Callback that rolls back to the same checkpoint as the run did.
+    """Callback that rolls back to the same checkpoint as the run did, but not after the last step.
 
     `find_target` raises `UserError` if that checkpoint no longer exists.
     """
@@ -154,7 +166,10 @@ def _is_close(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]:
-    """Returns a line per difference in devices, mesh, versions, code and references from the recorded computation."""
+    """Returns a line for each difference from the recorded computation, and for each property that was not recorded.
+
+    The properties are devices, mesh, versions, code and the weights of references.
+    """
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)
     here = {"devices": run_directory.devices(), "mesh": mesh, "versions": run_directory.versions()}

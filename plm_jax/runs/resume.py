@@ -113,7 +113,7 @@ _NAMED = 5
 
 
 def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
-    """Returns the effect that a change of a field has on a run that resumes.
+    """Returns the effect that a change of a field has on a run that resumes, as `FIELDS` defines it.
 
     Args:
       field: dotted path of the field.
@@ -153,7 +153,7 @@ class Resumed:
       meta: contents of the checkpoint's `meta`.
       saved_run: config of the run that saved the checkpoint.
       saved_phases: all phases of the saved run: the phases up to `step`, and the phases that were still to be trained.
-      damaged: reasons why newer checkpoints cannot be used, by step.
+      damaged: for each newer checkpoint, by step, the reason why it cannot be used.
     """
 
     workdir: str
@@ -175,10 +175,11 @@ class Resumed:
         mesh: Mapping[str, int],
         references: Mapping[str, str] = {},
     ) -> list[Change]:
-        """Returns every difference between a run and the run that saved the checkpoint.
+        """Returns the differences between a run and the run that saved the checkpoint.
 
         Args:
           caches: identities of the caches, by source.
+          vocabulary_id: identity of the vocabulary of the caches.
           mesh: sizes of the mesh axes in the phase that contains the checkpoint's step.
           references: hashes of the parameters of the references, by name.
         """
@@ -213,7 +214,11 @@ class Resumed:
         return changes
 
     def check(self, run: config.Run, changes: Sequence[Change], allow_changes: bool) -> None:
-        """Raises a `UserError` if changes are rejected, or if the weights do not fit the changed model."""
+        """Raises a `UserError` if changes must be rejected.
+
+        Changes that are `refused` are rejected unless `allow_changes` is set. A changed model whose parameters have
+        other names or shapes is always rejected.
+        """
         refused = [change for change in changes if change.refused]
         named = [f"{c.field} was {config.brief(c.was)} and is {config.brief(c.now)}" for c in refused[:_NAMED]]
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
@@ -259,15 +264,15 @@ def _rates(rate: schedules.Rate, steps: np.ndarray) -> np.ndarray:
 
 
 def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = False) -> Resumed | None:
-    """Returns the newest checkpoint of a run directory that is not damaged, or None if there is no checkpoint.
+    """Returns the newest undamaged checkpoint of a run directory, or None if there is no checkpoint.
 
     Args:
       num_steps: number of steps of the run that resumes.
       refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: every checkpoint is damaged, the newest one is damaged and `refuse_damaged` is set, or the newest
-        intact one is of a later step than `num_steps`.
+      UserError: every checkpoint is damaged, the newest one is damaged and `refuse_damaged` is set, the newest intact
+        one is of a later step than `num_steps`, or its format is unknown.
     """
     with storage.reaching(workdir):
         newest = folders.newest_intact(folders.of_run(workdir), refuse_damaged)
@@ -285,7 +290,12 @@ def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = 
 def from_meta(
     workdir: str, meta: Mapping[str, Any], damaged: Mapping[int, str] = types.MappingProxyType({})
 ) -> Resumed:
-    """Returns the `Resumed` that the `meta` of a checkpoint in a run directory describes."""
+    """Returns the `Resumed` for a checkpoint of a run directory.
+
+    Args:
+      meta: `meta` of the checkpoint.
+      damaged: for each newer checkpoint, by step, the reason why it cannot be used.
+    """
     saved_run = config.from_saved(meta["config"], meta.get("modules"))
     saved_phases = config.resolve_phases(saved_run)
     if "stages" in meta:
@@ -314,7 +324,8 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
 def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
     """Returns the phases of `saved` up to a step, followed by the phases of `phases` after that step.
 
-    The first phase after the step begins with the first example that `saved` has not read.
+    Each phase after the step begins with the first example that the phases before it do not read. It is merged with the
+    phase before it if they differ only in their steps and examples.
     """
     planned = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in saved if s.first_step < step]
     for phase in phases:
@@ -337,7 +348,8 @@ def spans_of_rows(
 ) -> list[tuple[int, int, dict[str, float], dict[str, Any], int]]:
     """Splits the first `step` steps into spans of steps with the same row length, batch size, mixture and objective.
 
-    Each span is (row length, batch size, mixture, fields of the objective, number of steps).
+    Returns:
+      A list of tuples, one per span: row length, batch size, mixture, fields of the objective, number of steps.
     """
     spans: list[tuple[int, int, dict[str, float], dict[str, Any], int]] = []
     for phase in phases:

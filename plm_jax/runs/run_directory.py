@@ -1,4 +1,4 @@
-"""`config.json` of a run directory: the config, versions and devices, and the history of changes."""
+"""`config.json` of a run directory: the config, versions and devices, and the history of the run's starts."""
 
 import importlib.metadata
 import json
@@ -22,7 +22,8 @@ def read(workdir: str) -> dict[str, Any] | None:
     """Reads and checks a run directory's config.json; returns its contents, or None if there is no such file.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file is damaged, its config needs users' code that cannot be loaded, or the store cannot be
+        reached.
     """
     path = os.path.join(workdir, "config.json")
     try:
@@ -45,12 +46,14 @@ def new_id() -> str:
 
 
 def read_id(workdir: str) -> str | None:
-    """Returns the identity of the run in a directory, or None if config.json does not record one."""
+    """Returns the identity of the run in a directory, or None if no readable config.json records one."""
     return _recorded(workdir, "run_id")
 
 
 def read_source(workdir: str, field: Sequence[str]) -> str | None:
-    """Returns a string in the `train` section of a run directory's config.json, or None if the field is missing.
+    """Returns a string in the `train` section of a run directory's config.json.
+
+    The result is None if the file is missing or damaged, or if the field is missing or not a string.
 
     Args:
       field: path of the field as keys, such as `("init_from",)`.
@@ -72,10 +75,11 @@ def _recorded(workdir: str, *path: str) -> str | None:
 def write(
     workdir: str, run_id: str, run: config.Run, mesh: Mapping[str, int], history: Sequence[dict[str, Any]]
 ) -> None:
-    """Writes config.json and the vocabulary.
+    """Writes config.json, and copies the vocabulary from the cache folder.
 
     Args:
       run_id: identity of the run, which each of its checkpoints records.
+      mesh: sizes of the mesh axes, by name.
       history: results of `start`, one for each time that the run was started or resumed.
     """
     described = {
@@ -96,7 +100,7 @@ def write(
 
 
 def has_checkpoint(workdir: str) -> bool:
-    """Whether a run directory has a checkpoint to resume from."""
+    """Whether a run directory has a checkpoint of a step, which may be damaged or, in a bucket, unfinished."""
     return bool(storage.numbers(os.path.join(workdir, "checkpoints")))
 
 
@@ -107,7 +111,9 @@ def has_begun(workdir: str) -> bool:
 
 
 def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Returns an entry of the history: step, command, time, changed fields with values, versions and devices.
+    """Returns the entry of the history for a start of the run that happens now.
+
+    The entry has the step, command, time, changed fields with values, versions, Git commit and devices.
 
     Args:
       step: number of finished steps.
@@ -130,14 +136,14 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> dict[str, Any]:
-    """Returns the kind and the number of the devices."""
+    """Returns the kind of the first device, and the number of all devices of the job."""
     import jax  # Callers of the other functions do not wait for its import.
 
     return {"kind": jax.devices()[0].device_kind, "count": jax.device_count()}
 
 
 def git_commit() -> str | None:
-    """Returns the commit of the source tree, or None outside of a Git repository."""
+    """Returns the commit of the source tree, or None if it is unknown, as outside of a Git repository."""
     try:
         command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,7 +1,9 @@
-"""Status of a run, read from its files. This module does not import JAX, which takes seconds.
+"""Status of a run, read from the files in its run directory W.
 
-W/lock        process that trains in the directory (`workdir_lock`)
-W/heartbeat   heartbeats of each start (`heartbeat`)
+    W/lock        process that trains in the directory (`workdir_lock`)
+    W/heartbeat   heartbeats of each start (`heartbeat`)
+
+This module does not import JAX, which takes seconds.
 """
 
 import contextlib
@@ -64,6 +66,8 @@ class Status(NamedTuple):
 def of_run(workdir: str) -> Status:
     """Reads the status of a run.
 
+    If the run is on another machine, this may take about half a minute, because it waits for a heartbeat.
+
     Raises:
       UserError: there is no run, or its store cannot be reached.
     """
@@ -92,10 +96,11 @@ class Standing(NamedTuple):
     """State of a run: its starts, and whether it is alive or finished.
 
     Attributes:
-      starts: records of the starts of the run, in order.
-      holder: process that has locked the run directory, alive or not, as `leases.taken` returns it.
+      starts: records of the starts of the run, as `read` returns them.
+      holder: process that has locked the run directory, as `leases.taken` returns it; it may have died. None if there
+        is none.
       alive: whether a process is training in the directory.
-      finished: whether the run has ended because every step is finished.
+      finished: whether the run has ended because training is complete.
     """
 
     starts: list[Start]
@@ -121,7 +126,11 @@ def standing(workdir: str) -> Standing:
 
 
 def read(workdir: str) -> list[Start]:
-    """Returns the records of the starts of a run, in order; skips records that cannot be read."""
+    """Returns the contents of the heartbeat file of each start of a run, in order; skips files that cannot be read.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
 
     def read_start(number: int) -> Start | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
@@ -151,10 +160,13 @@ def _is_whole(record: Any) -> bool:
 def account(starts: Sequence[Start]) -> dict[str, float]:
     """Splits the seconds from the first start to the last heartbeat by use.
 
+    Args:
+      starts: records of all starts of the run, as `read` returns them.
+
     Returns:
       A dict from use to seconds. `lost` is the time of training steps that a later start had to repeat, and `steps` is
-      the time of all other training steps. `down` is the time from the end of a start to the next start, unless the run
-      was finished. The remaining keys are the remaining parts in `goodput.PARTS`.
+      the time of all other training steps. `down` is the time from the end of a start to the next start. The time after
+      a start that finished the run is not counted. The remaining keys are the remaining parts in `goodput.PARTS`.
     """
     totals = dict.fromkeys((_STEPS, *_NAMES), 0.0)
     resumed_at = float("inf")
@@ -234,7 +246,7 @@ def _progress_line(current: Start, rows: Sequence[Mapping[str, Any]], step: int 
 
 
 def _rate(start: Start) -> float | None:
-    """Returns the mean time per step since a start of the run, in seconds, including waits, saves and validation."""
+    """Returns the mean seconds per step of a start, including waits and saves; None if it has finished no step."""
     if start["first_step"] is None or start["step"] == start["first_step"]:
         return None
     spent = sum(spent for part, spent in start["seconds"].items() if part not in ("start", "compile"))

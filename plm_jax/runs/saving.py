@@ -34,13 +34,13 @@ class Coordinate(Callback):
         interruption: Interruption,
         telemetry: Telemetry | None,
     ):
-        """Prepares to watch; `telemetry` reports failures and is None in every process except the first."""
+        """Prepares the callback; `telemetry` reports failures and is None in every process except the first."""
         self._coordinator, self._checkpoints = coordinator, checkpoints
         self._interruption, self._telemetry = interruption, telemetry
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Sets `context.decision`: whether to save after this step, and whether to end the run.
+        """Sets `context.decision`: whether an extra save follows this step, and whether the run ends.
 
         The decision is the same in all processes.
 
@@ -64,7 +64,8 @@ class Coordinate(Callback):
 class Save(Callback):
     """Callback that saves the checkpoints and the best weights of a run.
 
-    A failed save is retried while the run continues.
+    A failed save of a checkpoint is retried later, while the run continues. At the end of the run, the callback waits
+    and retries at once. A failed save of the best weights is not retried.
     """
 
     def __init__(
@@ -114,10 +115,16 @@ class Save(Callback):
                 self.save(step, published, meta, waits=context.is_last_step or bool(decision.stop))
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any], waits: bool) -> None:
-        """Begins to save; if `waits` is set, returns only when the save has finished.
+        """Begins to save a checkpoint, and starts the evaluation of tasks.
+
+        Args:
+          step: number of finished steps.
+          state: state in the shapes of checkpoints.
+          meta: `meta` of the checkpoint.
+          waits: whether to wait until the save has finished, and to retry a failed save.
 
         Raises:
-          UserError: `waits` is set, and the save failed too often.
+          UserError: `waits` is set, and `checkpoint.max_failures` attempts failed.
         """
         self._coordinator.begin_save()
         self._sync(step)
@@ -128,7 +135,7 @@ class Save(Callback):
             self._finish(step, state, meta)
 
     def _sync(self, step: int) -> None:
-        """Writes the rows up to the step to disk before its checkpoint begins."""
+        """Writes the rows up to a step to disk, or reports that they could not be written."""
         try:
             if self._telemetry:
                 self._telemetry.sync()

@@ -1,10 +1,10 @@
 """The best weights of a run by `evaluation.select`, in `checkpoints/best`.
 
-Every checkpoint of the run, `best` included, records the history of the best values: the step and the value of each
-improvement. A run that resumes from a checkpoint therefore knows which weights `best` must contain. If `best` is
-damaged, missing or has other weights, the best recorded value still counts, so that worse weights are not saved as
-`best` after better weights were lost. Values are comparable only within the same validation: if the metric, the
-objective or the rows change, the selection starts again.
+While `evaluation.select` is set, every checkpoint of the run, `best` included, records the history of the best values:
+the step and the value of each improvement. A run that resumes from a checkpoint therefore knows which weights `best`
+must contain. If `best` is damaged, missing or has other weights, the best recorded value still counts, so that worse
+weights are not saved as `best` after better weights were lost. Values are comparable only within the same validation:
+if the metric, the objective or the rows change, the selection starts again.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ class Start(NamedTuple):
     """State of the best weights when a run starts or resumes.
 
     Attributes:
-      validation_hash: `hash_validation` of the run.
+      validation_hash: `hash_validation` of the run; "" if the run selects no weights.
       history: history of the best values up to the current step.
       is_saved: whether `checkpoints/best` contains the weights of the last entry of the history.
-      damaged: folder of best weights that cannot be used, or None.
+      damaged: folder of damaged best weights, or None.
       notes: lines to print.
     """
 
@@ -69,17 +69,18 @@ def hash_validation(run: config.Run, reader: Reader) -> str:
 def read_start(
     select: str, workdir: str, resumed: Resumed | None, validation_hash: str, refuse_damaged: bool = False
 ) -> Start:
-    """Compares `checkpoints/best` with the checkpoint that the run resumes from.
+    """Compares `checkpoints/best` with the checkpoint that the run resumes from, and returns the state of `best`.
 
     All processes of a job must call this function.
 
     Args:
-      select: `evaluation.select` of the run.
+      select: `evaluation.select` of the run; if it is empty, an empty `Start` is returned.
+      resumed: checkpoint that the run resumes from; None for a new run.
       validation_hash: `hash_validation` of the run.
-      refuse_damaged: whether unusable best weights are an error.
+      refuse_damaged: whether damaged best weights are an error. Weights of another run count as damaged.
 
     Raises:
-      UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged or belongs to another run.
+      UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged.
     """
     if not select:
         return Start()
@@ -114,9 +115,9 @@ def read_start(
 
 
 def set_aside(start: Start) -> list[str]:
-    """Renames best weights that cannot be used; returns lines to print.
+    """Renames damaged best weights, and returns lines to print.
 
-    All processes of a job must call this function.
+    Only the first process of a job renames the folder and returns a line.
     """
     if start.damaged is None or jax.process_index():
         return []
@@ -124,7 +125,10 @@ def set_aside(start: Start) -> list[str]:
 
 
 def has_stopped(settings: config.EvaluationConfig, step: int, history: BestHistory) -> bool:
-    """Whether training ends at a step because the last `evaluation.patience` validations did not improve the metric."""
+    """Whether training ends at a step because the last `evaluation.patience` validations did not improve the metric.
+
+    Training never ends in this way if `evaluation.patience` is 0 or the history is empty.
+    """
     if not settings.patience or not history:
         return False
     return step - int(history[-1][0]) >= settings.patience * settings.every
@@ -145,7 +149,13 @@ class Selection:
         self._history, self._is_saved = [list(best) for best in start.history], start.is_saved
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Records the validation metrics of a step; returns whether its weights are the best so far."""
+        """Returns whether the weights of a step are the best so far, and if so, records the value of their metric.
+
+        Weights for which the metric is not finite are never the best.
+
+        Raises:
+          UserError: the metric is not in `metrics`.
+        """
         value = self._validation.selected(metrics)
         best = self._history[-1][1] if self._history else None
         if not math.isfinite(value) or not (best is None or self._validation.is_better(value, best)):
@@ -159,16 +169,17 @@ class Selection:
         return has_stopped(self._settings, step, self._history)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that each checkpoint records.
+        """Returns the state that each checkpoint records as `selected`.
 
-        It contains the metric, the best value so far, the history of best values, and the hash of the validation.
+        It contains the metric, the best value so far (None without history), the history of best values, and the hash
+        of the validation.
         """
         value = self._history[-1][1] if self._history else None
         history, validation = list(self._history), self._validation_hash
         return {"by": self._select, "value": value, "history": history, "validation": validation}
 
     def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
-        """Saves the weights of a step for which `update` returned True; `meta` includes `state()`."""
+        """Saves the weights of a step for which `update` returned True; `meta["selected"]` is the result of `state`."""
         self._is_saved = self._checkpoints.save_best(step, params, meta)
 
     def describe_lost(self) -> str | None:

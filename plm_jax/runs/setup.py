@@ -34,11 +34,11 @@ class TrainingSetup:
 
     Attributes:
       run: config of the run.
-      programs: compiled programs; phases with the same mesh share one.
+      programs: programs of the phases; phases with the same mesh share one.
       reader: training data.
-      validation: held-out data and its metrics.
+      validation: validation on held-out rows.
       resumed: checkpoint that the run resumes from, or None.
-      changes: differences between this run and the run that saved `resumed`.
+      changes: differences between this run and the run that saved `resumed`; empty if `resumed` is None.
     """
 
     run: config.Run
@@ -50,7 +50,7 @@ class TrainingSetup:
 
     @property
     def program(self) -> Program:
-        """Program of the first phase to be trained."""
+        """Program of the first phase that is still to be trained; if the run is finished, of its last phase."""
         return self.programs.first
 
     @property
@@ -60,7 +60,7 @@ class TrainingSetup:
 
     @property
     def caches(self) -> dict[str, str]:
-        """Identities of the caches, by source."""
+        """Identities of the caches by source, and of the table of similar words if an objective reads this table."""
         return self.reader.identities
 
 
@@ -70,11 +70,12 @@ def build(
     """Builds the programs of a run and opens its caches.
 
     Args:
-      resumed: checkpoint that the run resumes from.
+      resumed: checkpoint that the run resumes from; None for a new run.
       devices: devices to train on; all of them by default.
 
     Raises:
-      UserError: the model, the batch or the caches do not fit the config or the devices.
+      UserError: a cache or a reference cannot be read, or the config does not fit the devices, the caches or the
+        references.
     """
     phases = config.resolve_phases(run)
     if resumed:
@@ -97,7 +98,8 @@ def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainSt
     """Returns a pair: the state to start from, and lines that report where the state comes from.
 
     Raises:
-      UserError: the run is new, and the model has a head that no update trains.
+      UserError: the run is new, and the model has a head that no update trains. Also raised if the checkpoint, or the
+        weights of `train.init_from`, cannot be read or do not fit the model.
     """
     if setup.resumed is None:
         _check_heads(setup)
@@ -106,7 +108,13 @@ def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainSt
 
 
 def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
-    """Returns a pair: the state before the first step, and lines that report where its weights come from."""
+    """Returns a pair: the state before the first step, and lines that report which weights were loaded.
+
+    Without `train.init_from`, there are no lines.
+
+    Raises:
+      UserError: the weights of `train.init_from` cannot be read or do not fit the model.
+    """
     run, program = setup.run, setup.program
     with progress.doing("drawing the parameters"):
         state = program.new_state(run.train.seed)
@@ -121,7 +129,17 @@ def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
 def restored_state(
     setup: TrainingSetup, checkpoint: resume.Resumed, read_state: ReadState
 ) -> tuple[TrainState, list[str]]:
-    """Returns a pair: the state of a checkpoint, and lines that report what was restored."""
+    """Returns a pair: the state of a checkpoint, and lines that report what was restored.
+
+    If the optimizer or the trained parameters have changed, the optimizer starts with fresh moments. If the checkpoint
+    has no average of the parameters but the run needs one, the average is a copy of the parameters.
+
+    Args:
+      read_state: function that reads the state of a checkpoint.
+
+    Raises:
+      UserError: the checkpoint cannot be read.
+    """
     program, saved_run = setup.program, checkpoint.saved_run
     # The recurrent state has the batch size of the checkpoint, and the moments belong to the optimizer of the
     # checkpoint.
@@ -145,7 +163,7 @@ def restored_state(
 
 
 def _moments(run: config.Run) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns a triple per update: name, kind of optimizer, patterns of parameters.
+    """Returns a triple for each update: its name, the kind of its optimizer, and the patterns of its parameters.
 
     Saved moments are restored only if the triples of the saved run are the same.
     """
@@ -153,18 +171,25 @@ def _moments(run: config.Run) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _with_average(state: TrainState, run: config.Run) -> TrainState:
-    """Returns a state whose average is a copy of the parameters; unchanged if the run has no average."""
+    """Returns a state whose average is a copy of the parameters, or the unchanged state if the run has no average."""
     return state.replace(average=jax.tree.map(jnp.copy, state.params)) if run.train.average else state
 
 
 def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:
-    """Returns the `Incidents` of a run; their counts continue from the checkpoint that the run resumes from."""
+    """Returns the `Incidents` of a run.
+
+    Their counts continue from the checkpoint that the run resumes from. In a new run, they start from 0.
+    """
     saved = setup.resumed.meta.get("incidents", {}) if setup.resumed else {}
     return Incidents(setup.run.train.incidents, workdir, setup.reader, setup.program.tensor_names(), saved)
 
 
 def global_batches(programs: Programs, reader: Reader, first_step: int) -> Iterator[tuple[Any, float]]:
-    """Yields each global batch from step `first_step` on, with the seconds that this host waited for its rows."""
+    """Yields pairs: a global batch, and the seconds that this host waited for its rows.
+
+    Args:
+      first_step: number of finished steps; the batches of these steps are left out.
+    """
 
     def rows_of(phase: config.Phase) -> np.ndarray:
         return _local_rows(programs.at(phase).mesh, phase.batch_size)
@@ -188,7 +213,7 @@ def load_state(setup: TrainingSetup, read_state: ReadState, checkpoint: resume.R
 
 
 def checkpoint_meta(setup: TrainingSetup, incidents: Incidents, context: TrainingContext) -> dict[str, Any]:
-    """Returns the `meta` of a checkpoint of the current step."""
+    """Returns the `meta` of a checkpoint of the current step, without the fields that are added when it is saved."""
     phase = context.phase
     return {
         "config": config.to_dict(setup.run),

@@ -81,7 +81,7 @@ class Columns:
     Attributes:
       text: columns of the texts, one or two.
       label: column of the class or, if `choices` is set, of the correct choice.
-      labels: column with a list of labels in each row.
+      labels: column with the labels of each row: a list, or text in which `,`, `;` or `|` separates them.
       score: column of the score, a number.
       tags: column with a list of tags in each row, one per word.
       choices: column of the choices, one of which is correct.
@@ -102,7 +102,7 @@ class Columns:
 
     @property
     def kind(self) -> str:
-        """Kind of the form.
+        """Kind of the form: `classes`, `labels`, `score`, `tags`, `span` or `choice`.
 
         Raises:
           UserError: the columns do not belong to exactly one form.
@@ -133,7 +133,11 @@ class Columns:
             raise UserError(f"--text names {len(self.text)} columns: pass {'one or two' if most == 2 else 'one'}")
 
     def form(self) -> dict[str, str]:
-        """Returns a dict from fields of the form to the names of their columns."""
+        """Returns the name of the column for each field of the form, by the name of the field.
+
+        Raises:
+          UserError: the columns do not belong to exactly one form.
+        """
         kind = self.kind
         if kind == "span":
             return {"question": self.question, "context": self.context, "answers": self.answer}
@@ -162,11 +166,11 @@ def write(
       path: path of the config file.
       train, validation: paths of the tables; `validation` may be empty.
       pretrained: the model, without its weights.
-      changes: overrides of fields by flags, which are written to the file.
+      changes: pairs (field, value) from flags that override the config; they are written to the file.
 
     Returns:
-      Lines to print: the labels of the training table with their counts, the bad rows that were skipped, and the path
-      if the file was written.
+      Lines to print: the most frequent labels of the training table with their counts, the number of bad rows that were
+      skipped, and the path if the file was written.
 
     Raises:
       UserError: a table cannot be read or lacks a column, a column does not contain labels, a label occurs only in
@@ -347,7 +351,7 @@ class _Rows:
         return self._columns.label or self._columns.labels or self._columns.tags
 
     def _labels_of(self, location: str, row: Mapping[str, Any]) -> list[str]:
-        """Returns the names of the labels of a row."""
+        """Returns the names of the labels of a row; empty if the kind of the form has no such names."""
         if self._kind not in ("classes", "labels", "tags"):
             return []
         column = self._label_column
@@ -407,7 +411,7 @@ class _Rows:
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
     def report(self, train: str) -> list[str]:
-        """Returns lines to print: the labels of the table `train`, the most frequent first, and the skipped rows."""
+        """Returns lines to print: the most frequent labels of the table `train` with counts, and the skipped rows."""
         counts = self._labels.most_common(_MAX_SHOWN)
         shown = [f"{label} {count:,}" for label, count in counts]
         if more := len(self._labels) - len(counts):
@@ -416,7 +420,10 @@ class _Rows:
         return lines + ([self._skipped.report(train)] if self._skipped and self._skipped.bad else [])
 
     def warn_of_scale(self, train: str) -> None:
-        """Warns if the scores of the table `train` are not of order 1, the scale of the outputs of a new head."""
+        """Warns if the mean or the standard deviation of the scores in the table `train` is large.
+
+        The outputs of a new head are of order 1.
+        """
         mean = self._score_sum / max(self._count, 1)
         deviation = math.sqrt(max(self._score_squares / max(self._count, 1) - mean**2, 0.0))
         if max(abs(mean), deviation) > _MAX_SCALE:
@@ -427,7 +434,7 @@ class _Rows:
             )
 
     def objective_settings(self, length: int) -> str:
-        """Returns the arguments of the objective that depend on the rows and their length."""
+        """Returns the arguments of the objective that depend on the rows and their length, as Python code."""
         if self._kind == "labels":
             return f"num_labels={len(self._labels)}"
         if self._kind == "choice":
@@ -438,7 +445,11 @@ class _Rows:
         return ", ".join(settings)
 
     def length(self, pretrained: Pretrained) -> int:
-        """Returns a length of rows in which nearly all texts fit."""
+        """Returns the length of rows.
+
+        At this length, 99% of the sampled rows are not truncated. However, the length does not exceed the limit of the
+        model or, without such a limit, 512 tokens.
+        """
         vocabulary = model_text.vocabulary(pretrained)
         sizes = [sum(len(vocabulary.encode(text)) for text in texts) for texts in self._sample]
         # Pairs have at most four special tokens.
@@ -447,12 +458,12 @@ class _Rows:
         return min(rounded, pretrained.max_length or _DEFAULT_MAX)
 
     def validation_interval(self) -> int:
-        """Returns the number of steps between validations: half an epoch, at most 100 steps."""
+        """Returns the number of steps between validations: half an epoch, but at least 1 and at most 100 steps."""
         return max(1, min(100, self._count // _BATCH_SIZE // 2))
 
 
 def _is_fraction(label: str) -> bool:
-    """Whether a label is a number that is not whole."""
+    """Whether a label is a number that is not an integer."""
     try:
         return not float(label).is_integer()
     except ValueError:
@@ -460,7 +471,10 @@ def _is_fraction(label: str) -> bool:
 
 
 def _label_order(label: str) -> tuple[Any, ...]:
-    """Returns a key that sorts `O` first, numbers by value, and tags by type, with B before I for the same type."""
+    """Returns a key that sorts labels: first `O`, then numbers by value, then all other labels by name.
+
+    Tags such as `B-PER` are sorted by the type after the hyphen, with B before I for the same type.
+    """
     try:
         return (1, float(label), "")
     except ValueError:

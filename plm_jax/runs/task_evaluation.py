@@ -1,6 +1,7 @@
 """Evaluation of `evaluation.tasks` by `evaluate --watch`, in a separate process next to a run, on the host's CPU.
 
-The process evaluates each checkpoint of the run while training continues. Only that process imports TensorFlow.
+The process evaluates each checkpoint of the run while training continues. The process that trains does not import
+TensorFlow.
 """
 
 import os
@@ -17,16 +18,17 @@ from plm_jax.common.errors import UserError, nearest
 
 
 class TaskEvaluation:
-    """Evaluation of a run's checkpoints; a context manager whose exit waits until every checkpoint is scored.
+    """Evaluation of a run's checkpoints; a context manager whose exit waits until the evaluation has ended.
 
-    An error that ends the run also ends the evaluation. The next start of the run continues the evaluation.
+    If the evaluation has failed before the exit, it is started once more. An error that ends the run also ends the
+    evaluation. The next start of the run continues the evaluation.
     """
 
     def __init__(self, tasks: Sequence[str], sources: Collection[str], workdir: str, module_flags: Sequence[str]):
         """Prepares the evaluation.
 
         Args:
-          tasks: `evaluation.tasks` of the run.
+          tasks: `evaluation.tasks` of the run; empty: no evaluation.
           sources: names of the run's sources.
           module_flags: flags that load the users' code that the run needs.
 
@@ -59,7 +61,10 @@ class TaskEvaluation:
             self._process.wait()
 
     def start(self, report: Callable[[str], None]) -> None:
-        """Starts the process unless it is running, and reports an earlier failure; call this when a save has begun."""
+        """Starts the evaluation unless it is running, and reports an earlier failure; call this when a save has begun.
+
+        Without tasks, and in every process of the job except the first, it does nothing.
+        """
         if not self._is_needed or (self._process and self._process.poll() is None):
             return
         if died := self._died():
@@ -72,7 +77,7 @@ class TaskEvaluation:
         )
 
     def _died(self) -> str | None:
-        """Returns a line if the process has failed, or None; call this after the process has ended."""
+        """Returns a line if the process has failed, otherwise None; call this after the process has ended."""
         if self._process is None or self._process.returncode == 0:
             return None
         self._output.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Telemetry of a run: metrics.jsonl, TensorBoard events and a progress bar.
 
 Objects in a bucket cannot be appended to. The files of a remote run directory therefore grow on this machine's disk and
-are uploaded whole, before every checkpoint and about every minute; a million steps take about 30 MB.
+are uploaded whole, before every checkpoint and about every minute.
 """
 
 import contextlib
@@ -26,13 +26,25 @@ _UPLOAD_SECONDS = 60
 
 
 class Telemetry:
-    """Writer of the metrics.jsonl and TensorBoard files of a run; a context manager, used only by the first process."""
+    """Writer of metrics.jsonl and of TensorBoard events, with the progress bar of a run.
+
+    It is a context manager. Only the first process of a job uses it.
+    """
 
     def __init__(self, workdir: str, first_step: int, steps: int, logged_every: int = 1):
-        """Opens the files, and drops and reports the rows that an interrupted run wrote after `first_step`.
+        """Opens the files, and drops the rows after `first_step`, which an interrupted start of the run wrote.
+
+        Dropped and missing rows are reported. If `first_step` is 0, metrics.jsonl is copied to metrics.jsonl.NUMBER
+        before its rows are dropped.
 
         Args:
-          logged_every: number of steps between rows of the interrupted run; missing rows are reported.
+          first_step: number of finished steps.
+          steps: number of steps of the run.
+          logged_every: number of steps between the rows of the interrupted start, by which missing rows are noticed.
+
+        Raises:
+          UserError: metrics.jsonl is damaged, or the store cannot be reached.
+          OSError: the files cannot be written.
         """
         self._exit = contextlib.ExitStack()
         self._fails = False
@@ -73,16 +85,20 @@ class Telemetry:
                 self._bar.close()
 
     def progress(self, step: int, loss: float, tokens_per_second: float | None) -> None:
-        """Moves the bar; the first step of a phase has no rate yet."""
+        """Moves the bar to a step, and shows the loss and the rate.
+
+        Args:
+          tokens_per_second: None if there is no rate yet, as after the first step of a phase.
+        """
         rate = "" if tokens_per_second is None else f", {tokens_per_second:,.0f} tokens/s"
         self._bar.set_postfix_str(f"loss {loss:.4f}{rate}", refresh=False)
         self._bar.advance(step)
 
     @contextlib.contextmanager
     def doing(self, activity: str, reports: bool = False) -> Iterator[None]:
-        """Shows an activity and its duration in the bar.
+        """Context manager that shows an activity and its duration in the bar.
 
-        If `reports` is set, as for a compilation, prints a line at the end and leaves the duration out of the rate.
+        If `reports` is set, it prints a line at the end and leaves the duration out of the rate.
         """
         before, began = self._bar.postfix, time.monotonic()
         self._doing = activity, began
@@ -111,7 +127,10 @@ class Telemetry:
         self._exit.callback(close)
 
     def write(self, line: dict) -> None:
-        """Adds one row to metrics.jsonl, now or as soon as it can be written; numbers also go to TensorBoard."""
+        """Adds a row to metrics.jsonl, and its floats to the events of TensorBoard.
+
+        If the row cannot be written now, this is reported, and the row is written later, but not its events.
+        """
         numbers = {name: value for name, value in line.items() if isinstance(value, float)}
         try:
             self._rows.add(line)
@@ -131,7 +150,7 @@ class Telemetry:
         self._bar.write(line, file=sys.stderr)
 
     def sync(self) -> None:
-        """Writes every row to disk, or uploads it to the bucket, before it returns.
+        """Writes all rows and events to disk; for a remote run directory, also uploads the files.
 
         Raises:
           UserError: the store cannot be reached.
@@ -145,7 +164,7 @@ class Telemetry:
 
 
 class _Rows:
-    """A .jsonl file that never contains an incomplete row; rows that could not be written wait for the next call."""
+    """Writer of a .jsonl file. A row that could not be written completely is written again at the next call."""
 
     def __init__(self, path: str):
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
@@ -214,8 +233,8 @@ class Events:
 class _Bar(tqdm):
     """A tqdm bar that records when it was last drawn.
 
-    The rate and the remaining time are computed over all steps after the first step of this process, without the time
-    of compilation.
+    The rate and the remaining time are computed over all steps after the first step of this process, without the times
+    that `leave_out` excludes.
     """
 
     drawn = 0.0
@@ -259,9 +278,9 @@ class _Lines:
 
 @contextlib.contextmanager
 def report_logs(report: Callable[[str], None]) -> Iterator[None]:
-    """Context manager that reports the log messages of the package.
+    """Context manager that passes log messages of the package, from level INFO on, to the function `report`.
 
-    Each message is reported once, because a step may be traced more than once.
+    Each message is passed on only once, because a step may be traced more than once.
     """
     lines: set[str] = set()
 
@@ -289,8 +308,10 @@ def report_logs(report: Callable[[str], None]) -> Iterator[None]:
 def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict], list[str]]:
     """Returns a pair: the rows of metrics.jsonl up to the step that a run resumes from, and lines to report.
 
+    If `first_step` is 0 and there are rows, the file is first copied.
+
     Raises:
-      UserError: the file is not the log of a run.
+      UserError: the file is damaged or is not the log of a run.
     """
     path = os.path.join(workdir, "metrics.jsonl")
     if not storage.exists(path):

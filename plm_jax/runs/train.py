@@ -34,8 +34,8 @@ class TrainResult:
     """Result of a training run.
 
     Attributes:
-      workdir: the run directory; `plm_jax.load` opens the trained model.
-      step: last logged step.
+      workdir: run directory, from which `plm_jax.load` opens the trained model.
+      step: last logged step; 0 if there is none.
       metrics: last value of every metric that is a number, with the keys of metrics.jsonl, such as `validation/loss`.
       trained: whether this call trained; False if the run was finished before.
     """
@@ -56,23 +56,29 @@ def pretrain(
     config_flags: Sequence[str] | None = None,
     began: float | None = None,
 ) -> TrainResult:
-    """Trains a run in a run directory, after preparing missing caches; repeating the call resumes the run.
+    """Trains a run in a run directory.
+
+    Missing and outdated caches are prepared first. Repeating the call resumes the run.
 
     Args:
       run: config of the run. Relative paths are relative to the working directory.
       workdir: run directory, local or in a bucket.
-      source: trained model that provides the model and the vocabulary: a run, a checkpoint, a converted or a Hugging
-        Face directory, or `hf:ORG/NAME[@REVISION]`.
-      allow_changes: whether to resume although data, seed or optimizer differ from those of the saved run.
-      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the newest intact
-        one.
+      source: trained model that provides the weights, the model, the vocabulary and the special ids: a run, a
+        checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`. None: the config provides
+        them.
+      allow_changes: whether to resume despite changes that are otherwise rejected, such as changes of the data, the
+        seed or the optimizer. If False, an outdated cache of a run that has a checkpoint is an error.
+      refuse_damaged: whether damage of the newest checkpoint or of the best weights is an error; if not, the run
+        resumes from the newest intact checkpoint.
       config_flags: flags with which `plm_jax prepare` reads the config of `run`; None: `run` is written to a temporary
         config file, and flags for this file are used.
       began: time when this command started, in seconds since 1970; None: now.
 
     Raises:
-      UserError: the config, a cache or a checkpoint is invalid, or they do not fit each other.
-      Interrupted: a signal ended the run, and its last step is saved.
+      UserError: the config, a cache or a checkpoint is invalid, or they do not fit each other. Also raised if training
+        cannot continue, for instance because too many steps in a row were not finite.
+      Interrupted: a signal or a preemption notice ended the run, and its last step is saved.
+      SystemExit: the preparation of the caches failed.
     """
     run, config_flags = _resolved(run, source, config_flags, [workdir])
     (result,) = _train(run, {workdir: run}, allow_changes, refuse_damaged, config_flags, began)
@@ -90,21 +96,22 @@ def finetune(
     config_flags: Sequence[str] | None = None,
     began: float | None = None,
 ) -> list[TrainResult]:
-    """Trains a pretrained model for the task of a config; repeating the call resumes the run.
+    """Trains a pretrained model for the task of a config, once for each seed.
+
+    Missing and outdated caches are prepared first. Repeating the call resumes the runs.
 
     Args:
       run: config of the run; its model, vocabulary and special ids are replaced by those of `source`.
       source: trained model: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
-      workdir: run directory; with `seeds`, the folder that contains the run directories `seed-0` and so on.
+      workdir: run directory; with `seeds`, the folder of the run directories `seed-SEED`.
       seeds: seeds of the runs, one run per seed; empty: a single run with the seed of the config.
       allow_changes, refuse_damaged, config_flags, began: same as in `pretrain`.
 
     Returns:
-      The result of each run.
+      The result of each run, in the order of the seeds.
 
     Raises:
-      UserError: the config, a cache or a checkpoint is invalid, or they do not fit each other.
-      Interrupted: a signal ended the run, and its last step is saved.
+      UserError, Interrupted, SystemExit: for the same reasons as in `pretrain`.
     """
     workdirs = [os.path.join(workdir, f"seed-{seed}") for seed in seeds] or [workdir]
     run, config_flags = _resolved(run, source, config_flags, workdirs)
@@ -115,7 +122,7 @@ def finetune(
 def _resolved(
     run: config.Run, source: str | None, config_flags: Sequence[str] | None, workdirs: Sequence[str]
 ) -> tuple[config.Run, Sequence[str] | None]:
-    """Returns the run with the model of `source`, and the flags with which `prepare` reads that run."""
+    """Returns a pair: the run with the model of `source`, if any, and the flags for `prepare`, or None."""
     if config_flags is None:
         run = config.resolve(config.to_dict(run), os.path.abspath("run.py"), replaces_model=source is not None)
     if source is None:
@@ -155,7 +162,7 @@ def _train(
 
 @contextlib.contextmanager
 def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Generator[Sequence[str]]:
-    """Yields flags with which `prepare` reads a run, from a temporary config file if `config_flags` is None."""
+    """Yields `config_flags` or, if they are None, flags that name a temporary config file with the run."""
     if config_flags is not None:
         yield config_flags
         return

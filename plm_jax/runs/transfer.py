@@ -1,8 +1,8 @@
 """Configs whose model comes from a checkpoint: `pretrain --from=SRC`, `finetune --checkpoint=SRC`.
 
-The model, the vocabulary and the special ids come from SRC. Everything else comes from the config, including dropout
-and the settings that affect only speed and memory (`scan_layers`, `remat`, `attention_kernel`,
-`pipeline_microbatches`). Nothing here reads a weight.
+The model, the vocabulary and the special ids come from SRC. Other settings come from the config, including dropout and
+the settings that affect only speed and memory (`scan_layers`, `remat`, `attention_kernel`, `pipeline_microbatches`).
+Nothing here reads a weight.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 
 
 def pin(source: str, workdirs: Iterable[str] = (), field: Sequence[str] = ("init_from",)) -> str:
-    """Returns a source; in the name of a Hugging Face repository, replaces the revision with a commit hash.
+    """Returns a source; for a Hugging Face repository, returns its name with a commit hash as the revision.
 
     If `source` has no revision and a run in `workdirs` started from it, the commit that this run recorded is used, so
     that the run can be resumed with the same weights. Otherwise, the latest commit of the revision is used.
@@ -48,9 +48,13 @@ def pin(source: str, workdirs: Iterable[str] = (), field: Sequence[str] = ("init
 
 
 def with_pinned_weights(run: config.Run, workdirs: Iterable[str] = ()) -> config.Run:
-    """Returns the run with pinned `train.init_from` and pinned sources of `train.references`.
+    """Returns the run with the results of `pin` as `train.init_from` and as the sources of `train.references`.
 
-    Arguments and errors are those of `pin`.
+    Args:
+      workdirs: run directories, as in `pin`.
+
+    Raises:
+      UserError: a repository cannot be downloaded.
     """
     workdirs, train = list(workdirs), run.train
     references = {
@@ -210,6 +214,6 @@ def _with_special_tokens(run: config.Run) -> config.Run:
 
 
 def _checkpoint_path(source: str, pretrained: Pretrained) -> str:
-    """Returns the absolute path of a source; for a run, the path of its checkpoint."""
+    """Returns the absolute path of a source or, for a run directory, of the checkpoint that was read."""
     path = storage.absolute(source).rstrip("/")
     return os.path.join(path, "checkpoints", str(pretrained.step)) if path == pretrained.workdir else path

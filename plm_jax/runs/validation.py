@@ -30,10 +30,12 @@ AVERAGE = "average_of_weights"
 
 
 class Validation:
-    """Losses on the held-out rows of a run's sources; each validation reads the same rows in the same order.
+    """Metrics on the held-out rows of a run's sources.
 
-    A batch has rows of one source. `evaluation.max_batches` is divided among the sources in proportion to the rates of
-    the phase; each source has at least one batch and at most all of its held-out rows.
+    All validations in a phase read the same rows in the same order. A batch has rows of one source.
+    `evaluation.max_batches` is divided among the sources in proportion to the rates of the phase; each source with
+    held-out rows has at least one batch. If `evaluation.max_batches` is 0, or if the examples are labeled, all held-out
+    rows are read.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class Validation:
           phase has another row LENGTH, names such as LENGTH/loss and LENGTH/SOURCE/loss are the same metrics for rows
           of that length.
 
-          A metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. A metric over
-          all sources is the mean over the sources that have held-out rows, weighted by the rates of the phase. For
-          labeled examples, the metrics of `evaluate` are added; they replace metrics of the same name.
+          A metric of a source is a mean over the targets, rows or tokens that are read, depending on the metric. A
+          metric over all sources is the mean over the sources that have this metric, weighted by the rates of the
+          phase. For labeled examples, the metrics of `evaluate` are added; they replace metrics of the same name.
         """
         all_means: Means = {}
         for length in self._lengths(phase):
@@ -82,7 +84,10 @@ class Validation:
         return all_means
 
     def notes(self) -> list[str]:
-        """Returns lines that report sources with no held-out rows, or with fewer rows than their rates require."""
+        """Returns lines that report sources with no held-out rows, or with fewer rows than their rates require.
+
+        There are no lines if the run is never validated.
+        """
         if not self._settings.every:
             return []
         pairs = ((phase, length) for phase in self._programs.phases for length in self._lengths(phase))
@@ -117,7 +122,7 @@ class Validation:
         return {name: max(1, number) for name, number in Mixture(rates).counts(max_batches).items()}
 
     def _shares(self, phase: config.Phase, length: int) -> dict[str, tuple[float, int]]:
-        """Returns a dict from each source with held-out rows to a pair: its share of the rates, its batch count."""
+        """Returns, for each source with held-out rows, its share of the rates and its number of batches."""
         rates = self._reader.rates(phase)
         available: dict[str, int] = {}
         for name in rates:
@@ -148,7 +153,7 @@ class Validation:
         return result
 
     def _loss(self, program: Program) -> losses.Loss:
-        """Returns the loss without the terms that regularize training."""
+        """Returns the loss of the objective, without label smoothing, z-loss and other settings of training."""
         return build_loss(self._objective, self._model, program.mesh)
 
     def _compile(self, program: Program) -> Callable:
@@ -172,7 +177,14 @@ class Validation:
         return program.jit(step)
 
     def check_select(self) -> None:
-        """Raises `UserError` if `evaluation.select` names a metric that cannot be computed or compared."""
+        """Checks `evaluation.select`, if it is set.
+
+        For examples without labels, it is not checked whether the metric is computed; `selected` checks this later.
+
+        Raises:
+          UserError: the run is never validated, the source has no held-out rows, the metric is not computed for labeled
+            examples, or it is not declared whether larger or smaller values are better.
+        """
         select, last = self._settings.select, self._programs.phases[-1]
         if not select:
             return
@@ -221,7 +233,10 @@ class Validation:
 
 
 class Validate(Callback):
-    """Callback that validates a run every `evaluation.every` steps and after its last step."""
+    """Callback that validates a run every `evaluation.every` steps and after its last step.
+
+    It does nothing if `evaluation.every` is 0.
+    """
 
     def __init__(self, validation: Validation, every: int, logger: MetricsLogger):
         """Prepares to validate; `logger` writes the results into the step's row of metrics."""

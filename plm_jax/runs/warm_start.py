@@ -28,18 +28,19 @@ from plm_jax.training.trainable import (
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
-    """Replaces leaves of `params` by weights of the checkpoint `train.init_from`.
+    """Returns `params` with leaves replaced by weights of the checkpoint `train.init_from`, and lines to report.
 
-    `train.init_names` selects the weights, and may rename them; each weight replaces the leaf with the same name. The
-    last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
+    `train.init_names` selects the weights, and may rename them; each weight replaces the leaf with the same name. If
+    `train.init_layers` is set, it selects the layers of the checkpoint. The last `train.reinitialize_top` layers of
+    each stack of the model keep the values in `params`.
 
     Returns:
-      A pair: the parameters, with unchanged shardings; and lines that report the loaded parameters, the new parameters,
-      and the weights of the checkpoint that the model lacks.
+      A pair: the parameters, with unchanged shardings; and lines that report the loaded parameters, the parameters that
+      were not loaded, and the selected weights that the model lacks.
 
     Raises:
-      UserError: a pattern matches nothing, two weights have the same name, a leaf has another shape, or there are too
-        few layers.
+      UserError: the checkpoint cannot be read, a pattern matches nothing, two weights have the same name, a leaf has
+        another shape, or there are too few layers.
     """
     tops = _tops(model, train.reinitialize_top)
     with checkpoint_formats.opened(train.init_from) as pretrained:
@@ -152,7 +153,7 @@ def _renamed(match: re.Match[str], template: str) -> str:
 
 
 def _depths(params: Any) -> dict[str, int]:
-    """Returns a dict from the path of each stack to its number of stored layers."""
+    """Returns the number of stored layers of each stack, by the path of the stack."""
     depths: dict[str, int] = {}
     for name, leaf in named(params):
         numbers = layer_numbers(name, leaf)
@@ -161,10 +162,10 @@ def _depths(params: Any) -> dict[str, int]:
 
 
 def _sources(name: str, selected: dict[str, tuple[str, Any]], train: config.TrainConfig) -> dict[str, tuple[str, Any]]:
-    """Returns the selected weights from which a parameter is loaded.
+    """Returns the entries of `selected` from which a parameter is loaded; empty if it is not loaded.
 
-    These are the weights with the name of the parameter. If `train.init_layers` is set, the layers in the names may
-    differ.
+    These are the weights with the name of the parameter. If `train.init_layers` is set, the layers that a name may
+    list, as in `stack/blocks/1:12/attention_norm/scale`, are not compared.
     """
     if train.init_layers and split_name(name)[0]:
         return {key: source for key, source in selected.items() if whole_name(key) == whole_name(name)}
@@ -204,10 +205,10 @@ def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> n
 
 
 def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
-    """Returns a dict from the path of each stack to the index of its first stored block to reinitialize.
+    """Returns, for each stack by its path, the index of its first stored block to reinitialize.
 
     Args:
-      layers: number of layers to reinitialize at the top of each stack; 0: the dict is empty.
+      layers: number of layers to reinitialize at the top of each stack; 0: the result is empty.
     """
     if layers and not model.stacks:
         raise UserError(f"a model of kind '{model.kind}' has no stack for config.train.reinitialize_top: leave it out")

@@ -23,6 +23,9 @@ def lock(workdir: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[N
 
     Every process of a job must enter it. If the first process cannot lock the directory, every process fails.
 
+    Args:
+      about: function that returns further fields for the file of the lock.
+
     Raises:
       UserError: another job trains in the directory.
       OSError: the lock cannot be written.

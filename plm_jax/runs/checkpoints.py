@@ -16,7 +16,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 import jax
@@ -243,6 +243,7 @@ def load_params(path: str, average: bool = False) -> Loaded:
 
 def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
     unread = {"params", "average", "training"} - {name}
+    manifest = folders.manifest_of(checkpoint)
     meta = folders.checked(checkpoint, outside=[f"{item}/" for item in sorted(unread)])
     run = config.from_saved(meta["config"], meta.get("modules"))
     if not (checkpoint / name).exists():
@@ -259,10 +260,30 @@ def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"
     def read(names: tuple[str, ...], _hold: Any = hold) -> np.ndarray:  # The lock lasts as long as this function.
         item = traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
         args = ocp.args.PyTreeRestore(item=item, restore_args=item, partial_restore=True)
-        with _reporting_damage(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with (
+            _rejecting_replacement(checkpoint, manifest),
+            _reporting_damage(checkpoint),
+            ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+        ):
             restored: dict[Any, Any] = traverse_util.flatten_dict(checkpointer.restore(checkpoint / name, args))
             return restored[names]
 
     flat: dict[Any, Any] = traverse_util.flatten_dict(tree)
     leaves = {names: Saved(names, leaf.shape, leaf.dtype, read) for names, leaf in flat.items()}
     return Loaded(traverse_util.unflatten_dict(leaves), run, meta)
+
+
+@contextlib.contextmanager
+def _rejecting_replacement(checkpoint: epath.Path, manifest: Mapping[str, Any]) -> Iterator[None]:
+    """Raises a `UserError` if a checkpoint no longer has this manifest when the context ends.
+
+    A run replaces its best weights even while another process reads them, which would mix the weights of two steps.
+    """
+    try:
+        yield
+    finally:
+        is_same = False
+        with contextlib.suppress(sealing.DamagedError, OSError):
+            is_same = sealing.read(str(checkpoint)) == manifest
+        if not is_same:
+            raise UserError(f"{checkpoint} was replaced or removed while it was read: run the same command again")

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -187,6 +188,23 @@ def test_reader_of_a_removed_checkpoint_reads_another(copied, monkeypatch):
     with pytest.raises(UserError):
         monkeypatch.setattr(folders, "checked", lambda *_, **__: (_ for _ in ()).throw(UserError("always")))
         checkpoints.load_params(str(copied))
+
+
+def test_reader_of_replaced_best_weights_does_not_mix_them(copied):
+    directory = folders.of_run(str(copied))
+
+    def save_best(step):
+        shutil.copytree(directory / str(step), directory / "new")
+        (directory / "new/manifest.json").unlink()
+        sealing.seal(str(directory / "new"), {"format": 2, "checkpoint": "best", "step": step, "sealed": 1.5e9})
+        folders.replace(directory / "new", directory / "best")
+
+    save_best(2)
+    first, *_, last = jax.tree.leaves(checkpoints.load_params(str(directory / "best")).params)
+    first[...]
+    save_best(4)
+    with pytest.raises(UserError, match="best was replaced or removed while it was read: run the same command again"):
+        last[...]
 
 
 @pytest.mark.parametrize(

@@ -326,13 +326,32 @@ def _temporary(path: str) -> BinaryIO:
         file.close()
 
 
+def open_for_lock(path: str) -> BinaryIO:
+    """Opens a local file to lock it. NFS grants an exclusive lock only on a file that is open for writing."""
+    return open(path, "r+b", opener=_open_own)
+
+
+def try_lock(file: BinaryIO) -> bool:
+    """Locks an open file exclusively; returns False if another process has locked it.
+
+    Returns True on a disk without locks, where no process can lock the file.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _remove_abandoned(path: str) -> None:
     """Removes the temporary files that killed writers of a path have left next to it."""
     folder, name = os.path.split(os.path.abspath(path))
     for other in names(folder):
         if re.fullmatch(re.escape(name) + TEMPORARY, other):
             temporary = os.path.join(folder, other)
-            with contextlib.suppress(OSError, UserError), open_binary(temporary) as file:
+            with contextlib.suppress(OSError, UserError), open_for_lock(temporary) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.remove(temporary)
 
@@ -381,12 +400,11 @@ def _locked_marker(folder: str, marker: str) -> BinaryIO:
             if names(folder) != [UNFINISHED]:  # Another process has filled it since the check.
                 remove(marker)
                 raise FileExistsError
-        file = open_binary(marker)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(marker, file):
+        file = open_for_lock(marker)
+        if not try_lock(file) or not _is_at(marker, file):
             raise FileNotFoundError
         return file
-    except (FileExistsError, FileNotFoundError, BlockingIOError):
+    except (FileExistsError, FileNotFoundError):
         raise UserError(f"another process is writing {folder}: wait until it ends, or choose another folder") from None
 
 

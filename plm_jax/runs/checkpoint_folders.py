@@ -309,13 +309,13 @@ def _remove(checkpoint: epath.Path) -> bool:
         storage.remove(str(checkpoint / sealing.MANIFEST))  # Without its manifest it is unfinished.
         storage.remove(str(checkpoint))
         return True
-    with contextlib.suppress(FileNotFoundError), open(checkpoint.joinpath(*_META), "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    # Renamed first, since half a checkpoint would look damaged.
     removed = checkpoint.parent / (checkpoint.name + REMOVED)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, UserError):  # A damaged checkpoint may have no `meta`.
+            meta = stack.enter_context(storage.open_for_lock(str(checkpoint.joinpath(*_META))))
+            if not storage.try_lock(meta):
+                return False
+    # Renamed first, since half a checkpoint would look damaged.
     storage.rename(str(checkpoint), str(removed))
     storage.remove(str(removed))
     return True
@@ -324,7 +324,7 @@ def _remove(checkpoint: epath.Path) -> bool:
 def lock(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
     """Locks a checkpoint, so that runs on this machine do not remove it until the lock is closed or deleted.
 
-    A checkpoint in a bucket is not locked.
+    A checkpoint in a bucket or on a disk without locks is not locked.
 
     Raises:
       FileNotFoundError: the checkpoint does not exist, or has been removed.
@@ -338,7 +338,8 @@ def lock(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
         if checkpoint.exists():
             raise damaged(checkpoint, one_line(error)) from error
         raise
-    fcntl.flock(file, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):  # Some network disks have no locks.
+        fcntl.flock(file, fcntl.LOCK_SH)
     if not checkpoint.exists():
         file.close()
         raise FileNotFoundError(checkpoint)

@@ -1,5 +1,6 @@
 """Files in a bucket of fsspec's, in memory, behave as files on a disk."""
 
+import fcntl
 import gzip
 import hashlib
 import os
@@ -15,6 +16,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import files
 from plm_jax.runs import telemetry
+from tests.support import locks
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -250,3 +252,18 @@ def test_a_folder_is_filled_by_one_process_and_empty_after_an_error(tmp_path):
         with pytest.raises(UserError, match="is not empty: choose a new folder"), storage.writing_folder(str(path)):
             pass
         assert (path / "a").read_bytes() == b"a"
+
+
+@pytest.mark.parametrize("disk", ["nfs", "without locks"])
+def test_a_folder_is_filled_on_network_disks(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", locks.FLOCKS[disk])
+    with storage.writing_folder(str(tmp_path / "new")):
+        storage.write(str(tmp_path / "new/a"), b"a")
+    assert storage.names(str(tmp_path / "new")) == ["a"]
+
+
+def test_temporary_files_of_killed_writers_are_removed_on_nfs(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", locks.FLOCKS["nfs"])
+    (tmp_path / f"a.{'0' * 16}.tmp").write_bytes(b"x")
+    storage.write(str(tmp_path / "a"), b"a")
+    assert storage.names(str(tmp_path)) == ["a"]

@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, swapped, read while they are removed, or of old."""
 
+import fcntl
 import json
 import pathlib
 import shutil
@@ -14,7 +15,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoint_lists, checkpoints, history, loop
 from plm_jax.training.state import TrainState
-from tests.support import resume, runs
+from tests.support import locks, resume, runs
 from tests.support.verbs import assert_one_line
 
 
@@ -173,6 +174,14 @@ def test_checkpoint_that_is_read_is_not_removed(copied):
     leaf = loaded.params["embedding"]["tokens"]["embedding"] if "embedding" in loaded.params else None
     del leaf, loaded
     assert folders.prune(directory, {6}) == [2] and folders.finished(directory) == [6]
+
+
+@pytest.mark.parametrize("disk", ["nfs", "without locks"])
+def test_checkpoints_on_network_disks_are_read_and_removed(disk, copied, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", locks.FLOCKS[disk])
+    directory = folders.of_run(str(copied))
+    assert checkpoints.load_params(str(copied)).meta["step"] == 6
+    assert folders.prune(directory, {6}) == [2, 4]
 
 
 def test_reader_of_a_removed_checkpoint_reads_another(copied, monkeypatch):

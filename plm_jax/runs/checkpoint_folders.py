@@ -315,8 +315,10 @@ def _remove(checkpoint: epath.Path) -> bool:
             meta = stack.enter_context(storage.open_for_lock(str(checkpoint.joinpath(*_META))))
             if not storage.try_lock(meta):
                 return False
-    # Renamed first, since half a checkpoint would look damaged.
-    storage.rename(str(checkpoint), str(removed))
+        if not checkpoint.exists():  # Another process has removed it.
+            return False
+        # Renamed first, since half a checkpoint would look damaged.
+        storage.rename(str(checkpoint), str(removed))
     storage.remove(str(removed))
     return True
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from plm_jax import config
-from plm_jax.common import sealing
+from plm_jax.common import sealing, storage
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoint_lists, checkpoints, history, loop
@@ -182,6 +182,31 @@ def test_checkpoints_on_network_disks_are_read_and_removed(disk, copied, monkeyp
     directory = folders.of_run(str(copied))
     assert checkpoints.load_params(str(copied)).meta["step"] == 6
     assert folders.prune(directory, {6}) == [2, 4]
+
+
+def test_checkpoint_is_locked_until_it_is_renamed(copied, monkeypatch):
+    rename, renamed = storage.rename, []
+
+    def check_and_rename(source, target):
+        with open(f"{source}/meta/metadata", "rb") as meta, pytest.raises(BlockingIOError):
+            fcntl.flock(meta, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        rename(source, target)
+        renamed.append(target)
+
+    monkeypatch.setattr(storage, "rename", check_and_rename)
+    assert folders.prune(folders.of_run(str(copied)), {6}) == [2, 4] and len(renamed) == 2
+
+
+def test_checkpoint_that_another_process_removes_meanwhile_is_no_failure(copied, monkeypatch):
+    directory, try_lock = folders.of_run(str(copied)), storage.try_lock
+
+    def removed_meanwhile(file):
+        shutil.rmtree(directory / "2")
+        monkeypatch.setattr(storage, "try_lock", try_lock)
+        return try_lock(file)
+
+    monkeypatch.setattr(storage, "try_lock", removed_meanwhile)
+    assert folders.prune(directory, {6}) == [4]
 
 
 def test_reader_of_a_removed_checkpoint_reads_another(copied, monkeypatch):

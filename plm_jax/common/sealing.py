@@ -67,16 +67,21 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
       about: further fields of the manifest.
 
     Raises:
-      UserError: another process has not written its hashes in time, or the store cannot be reached.
+      UserError: another process has not written its hashes in time or does not see its files, or the store cannot be
+        reached.
       OSError: a file cannot be read or written.
     """
-    files = _hashed(folder, share.of(path for path in storage.files_below(folder) if not _NOT_SEALED.fullmatch(path)))
+    paths = [path for path in storage.files_below(folder) if not _NOT_SEALED.fullmatch(path)]
+    files = _hashed(folder, share.of(paths))
     if share.process:
         storage.write(os.path.join(folder, _PART.format(share.process)), json.dumps(files).encode("utf-8"))
         return
     parts = [os.path.join(folder, _PART.format(process)) for process in range(1, share.processes)]
     for part in parts:
         files |= json.loads(_awaited(part))
+    # A network disk may show a renamed folder late to other machines.
+    if unhashed := [path for path in paths if path not in files]:
+        raise UserError(f"the process that wrote {unhashed[0]} does not see it in {folder}: check the shared disk")
     for part in parts:
         storage.remove(part)
     storage.write(os.path.join(folder, MANIFEST), _encoded(dict(about) | {"files": dict(sorted(files.items()))}))

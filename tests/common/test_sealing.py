@@ -117,6 +117,20 @@ def test_each_process_hashes_its_own_and_the_first_one_puts_them_together(tmp_pa
         sealing.verify(str(tmp_path), share=share(1))
 
 
+def test_a_process_that_does_not_see_its_files_fails_the_seal(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"a")
+
+    def share(process):
+        return sealing.Share(process, 2, lambda path: 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "files_below", lambda folder: [])
+        sealing.seal(str(tmp_path), {"step": 7}, share(1))
+    with pytest.raises(UserError, match="the process that wrote a does not see it"):
+        sealing.seal(str(tmp_path), {"step": 7}, share(0))
+    assert not sealing.is_sealed(str(tmp_path))
+
+
 def test_the_folder_may_be_renamed_as_soon_as_the_last_part_exists(tmp_path, monkeypatch):
     (tmp_path / "new").mkdir()
     replace = os.replace

@@ -60,6 +60,14 @@ def finished(directory: epath.Path) -> list[int]:
     return steps
 
 
+def finished_everywhere(directory: epath.Path) -> list[int]:
+    """Returns the sorted steps of the finished checkpoints that the first process of the job sees.
+
+    All processes of a job must call this function. A network disk may show a new checkpoint late to other machines.
+    """
+    return broadcast(finished(directory))
+
+
 def newest(path: str) -> epath.Path:
     """Returns the folder of a run directory's newest checkpoint, or `path` itself if it is a checkpoint.
 
@@ -177,7 +185,7 @@ def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoi
       UserError: every checkpoint is damaged, the newest one is damaged and `refuse_damaged` is set, or a format is
         unknown.
     """
-    steps, damaged_steps = finished(directory), {}
+    steps, damaged_steps = finished_everywhere(directory), {}
     for step in reversed(steps):
         checkpoint = directory / str(step)
         meta, damage = checked_everywhere(checkpoint)

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 from typing_extensions import override
 
 from plm_jax import config
@@ -197,8 +196,7 @@ class RollBack(Callback):
 
         All processes of a job must call this method.
         """
-        multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
-        return rolled_back_to(folders.finished(self._folder), step, self._save_every)
+        return rolled_back_to(folders.finished_everywhere(self._folder), step, self._save_every)
 
     def _roll_back(self, context: TrainingContext) -> TrainState:
         step, recent = int(context.state.step), jax.device_get(context.state.recent)

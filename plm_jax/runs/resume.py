@@ -312,9 +312,9 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
     Raises:
       UserError: another job has trained in `workdir` since `find_latest_checkpoint`.
     """
-    steps = folders.finished(folders.of_run(workdir))
+    steps = folders.finished_everywhere(folders.of_run(workdir))
     expected = [] if resumed is None else [resumed.step, *sorted(resumed.damaged)]
-    if folders.anywhere(steps[-len(expected) :] != expected if expected else bool(steps)):
+    if steps[-len(expected) :] != expected if expected else steps:
         raise UserError(f"another process has trained in {workdir} since this one started: run the same command again")
     if jax.process_index() == 0:
         for step in expected[1:]:

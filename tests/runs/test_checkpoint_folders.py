@@ -13,7 +13,8 @@ from plm_jax import config
 from plm_jax.common import sealing, storage
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoint_lists, checkpoints, history, loop
+from plm_jax.runs import checkpoint_lists, checkpoints, history, incidents, loop
+from plm_jax.runs.resume import find_latest_checkpoint, set_damaged_aside
 from plm_jax.training.state import TrainState
 from tests.support import locks, resume, runs
 from tests.support.verbs import assert_one_line
@@ -116,6 +117,15 @@ def test_run_resumes_from_the_newest_intact_checkpoint_and_keeps_the_damaged_one
 
 def _run(tiny):
     return runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 3})
+
+
+def test_every_process_uses_the_checkpoints_that_the_first_process_sees(copied, monkeypatch):
+    directory = folders.of_run(str(copied))
+    monkeypatch.setattr(folders, "broadcast", lambda steps: [step for step in steps if step < 6])
+    resumed = find_latest_checkpoint(str(copied), 6)
+    assert resumed.step == 4
+    set_damaged_aside(resumed, str(copied))
+    assert incidents.RollBack(None, None, directory, 2, None).find_target(6) == 4
 
 
 def test_run_without_intact_checkpoints_is_refused(copied, tiny):

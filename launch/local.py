@@ -68,7 +68,9 @@ def wait(running: list[subprocess.Popen]) -> int:
     while alive:
         # The first failure is the cause; the others fail because that process is gone.
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
-        if status := alive.pop(dead).wait():
+        if dead not in alive:  # The first process of a container inherits the children of processes that have ended.
+            os.waitpid(dead, 0)
+        elif status := alive.pop(dead).wait():
             return status
     return 0
 

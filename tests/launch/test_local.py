@@ -116,6 +116,16 @@ sys.exit(4)
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
+def test_orphans_that_it_inherits_in_a_container_do_not_end_the_job():
+    become_reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)"  # PR_SET_CHILD_SUBREAPER
+    path = f"import sys; sys.path.insert(0, {str(LAUNCH.parent)!r})"
+    main = f"{become_reaper}; {path}; import runpy; runpy.run_path({str(LAUNCH)!r}, run_name='__main__')"
+    job = "import subprocess, time; subprocess.run('sleep 0.3 &', shell=True); time.sleep(1)"
+    command = [sys.executable, "-c", main, "--processes=1", "--", sys.executable, "-c", job]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+
+
 def test_a_program_that_is_not_there_is_named():
     command = [sys.executable, str(LAUNCH), "--processes=1", "--", "no-such-program"]
     finished = subprocess.run(command, capture_output=True, text=True)

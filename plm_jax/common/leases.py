@@ -101,7 +101,10 @@ def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
     mine = _identity()
     while True:
         last = _newest(folder)
-        if holder := last and _read(folder, last):
+        holder = _read(folder, last) if last else None
+        if holder == {} and _changes(folder, last, _LEASE):  # Its holder had created the file, but not written it yet.
+            continue
+        if holder:
             _refuse_unless_free(folder, last, holder, what)
         path = _path(folder, last + 1)
         with contextlib.suppress(FileExistsError):

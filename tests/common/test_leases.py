@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_damaged_lease_expires(content, tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "_LEASE", 0.0)
     with leases.held(str(tmp_path), "works there"):
         assert leases.taken(str(tmp_path))["pid"] == os.getpid()
+
+
+def test_lease_that_its_holder_is_still_writing_is_respected(tmp_path, monkeypatch):
+    (tmp_path / "1.json").touch()
+    identity = json.dumps(leases._identity())
+    monkeypatch.setattr(time, "sleep", lambda seconds: (tmp_path / "1.json").write_text(identity))
+    with pytest.raises(UserError, match="another process works there"), leases.held(str(tmp_path), "works there"):
+        pass
 
 
 @contextlib.contextmanager

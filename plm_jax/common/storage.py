@@ -471,14 +471,15 @@ def locked(path: str) -> Iterator[None]:
     """Holds a lock on a file of this machine while the context is active.
 
     The system releases the lock when the process ends, however it ends. The lock file and the folders above it are
-    created; the lock file is removed when the context ends.
+    created; the lock file is removed when the context ends. A file on a disk without locks is not locked.
 
     Raises:
       UserError: the file cannot be created.
     """
     while True:
         with _made(path) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # Some network disks have no locks.
+                fcntl.flock(file, fcntl.LOCK_EX)
             # The previous holder may have removed this file, so that others lock a new one.
             if not _is_at(path, file):
                 continue

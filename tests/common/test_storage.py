@@ -257,7 +257,7 @@ def test_a_folder_is_filled_by_one_process_and_empty_after_an_error(tmp_path):
 @pytest.mark.parametrize("disk", ["nfs", "without locks"])
 def test_a_folder_is_filled_on_network_disks(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", locks.FLOCKS[disk])
-    with storage.writing_folder(str(tmp_path / "new")):
+    with storage.writing_folder(str(tmp_path / "new")), storage.locked(str(tmp_path / "new/.lock")):
         storage.write(str(tmp_path / "new/a"), b"a")
     assert storage.names(str(tmp_path / "new")) == ["a"]
 

@@ -248,17 +248,21 @@ def real_ids(special: objectives.Special) -> np.ndarray:
 
 
 class EvaluationLog:
-    """Line of a run directory's evaluation.jsonl. Each call of `write` replaces the line; keys are `TASK/METRIC`."""
+    """Line of a run directory's evaluation.jsonl. Each call of `write` replaces the line; keys are `TASK/METRIC`.
+
+    Several processes of a machine may write lines to a local file at the same time, but only one to a file in a bucket.
+    """
 
     def __init__(self, workdir: str, step: int):
         self._path, self._step, self._row = os.path.join(workdir, "evaluation.jsonl"), step, b""
 
     def write(self, metrics: dict[str, dict[str, float]]) -> None:
         """Appends a line with these metrics; replaces the line of an earlier call."""
-        rows = storage.read(self._path) if storage.exists(self._path) else b""
         figures = {f"{task}/{name}": value for task, of_task in metrics.items() for name, value in of_task.items()}
         row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")
-        storage.write(self._path, rows.replace(self._row, b"") + row if self._row else rows + row)
+        with contextlib.nullcontext() if storage.is_remote(self._path) else storage.locked(f"{self._path}.lock"):
+            rows = storage.read(self._path) if storage.exists(self._path) else b""
+            storage.write(self._path, rows.replace(self._row, b"") + row if self._row else rows + row)
         self._row = row
 
 

@@ -1,14 +1,16 @@
 import json
+import threading
 
 import jax
 import numpy as np
 import pytest
 
-from plm_jax.common import keys
+from plm_jax.common import keys, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
+from plm_jax.runs.telemetry import read_lines
 from plm_jax.training import state
 from tests.support import runs
 
@@ -66,3 +68,22 @@ def test_verbs_evaluate_generate_and_report(verb, tiny, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert f"<td>{metrics['a']['real_loss']:.3f}</td>" in page
     assert verb("report", f"--workdirs={tiny}", f"--output={tmp_path}/x.html").status == 2
+
+
+def test_two_evaluations_of_a_run_at_the_same_time_keep_both_rows(tmp_path, monkeypatch):
+    read, logs = storage.read, [perplexity.EvaluationLog(str(tmp_path), step) for step in (1, 2, 3)]
+    other = threading.Thread(target=logs[2].write, args=({"a": {"loss": 3.0}},))
+
+    def read_while_another_evaluation_writes(path):
+        monkeypatch.setattr(storage, "read", read)
+        rows = read(path)
+        other.start()
+        other.join(0.2)
+        return rows
+
+    logs[0].write({"a": {"loss": 1.0}})
+    monkeypatch.setattr(storage, "read", read_while_another_evaluation_writes)
+    logs[1].write({"a": {"loss": 2.0}})
+    other.join()
+    assert [row["step"] for row in read_lines(str(tmp_path / "evaluation.jsonl"))] == [1, 2, 3]
+    assert storage.names(str(tmp_path)) == ["evaluation.jsonl"]

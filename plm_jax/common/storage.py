@@ -627,7 +627,9 @@ def remove(path: str) -> None:
         with contextlib.suppress(FileNotFoundError), reaching(path):
             _system(path).rm(path, recursive=True)
     elif os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
+        while os.path.isdir(path):
+            with contextlib.suppress(FileNotFoundError):  # Another process is removing it, too.
+                shutil.rmtree(path)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)

@@ -224,6 +224,21 @@ def test_removing_a_link_keeps_its_target(tmp_path):
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.parametrize("name", ["unlink", "rmdir"])
+def test_a_folder_may_be_removed_by_two_processes(name, tmp_path, monkeypatch):
+    remove = getattr(os, name)
+
+    def remove_after_another_process(*words, **options):
+        remove(*words, **options)
+        remove(*words, **options)
+
+    for below in ("a/b", "a/c", "d/e"):
+        storage.write(str(tmp_path / "folder" / below), b"x")
+    monkeypatch.setattr(os, name, remove_after_another_process)
+    storage.remove(str(tmp_path / "folder"))
+    assert storage.names(str(tmp_path)) == []
+
+
 def test_only_temporary_files_of_killed_writers_are_removed(tmp_path):
     path, left = str(tmp_path / "a"), f"{'0' * 16}.tmp"
     for name in (f"a.{left}", f"ab.{left}", "a.mine.tmp"):

@@ -132,7 +132,8 @@ class _Service:
 
         client = distributed.global_state.client
         assert client is not None  # Jobs of several processes have one.
-        self._client, self._root = client, root
+        # The service drops empty parts of paths, such as that of `plm_jax//home/user/runs/a`.
+        self._client, self._root = client, "/".join(filter(None, root.split("/")))
         self._sent: set[str] = set()
 
     def put(self, path: str, value: str) -> None:

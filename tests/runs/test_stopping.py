@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax._src import distributed
+from jax._src.lib import _jax
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
@@ -186,6 +189,30 @@ def test_processes_that_are_a_step_apart_agree(data):
     stops = [step for step, decision in heard[0].items() if decision.stop]
     assert stops and asked[1] <= stops[0] <= asked[1] + 4
     assert heard[0][stops[0]] == Decision(save=True, stop="SIGTERM")
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """Connects this process to a new coordination service."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    service = _jax.get_distributed_runtime_service(address, 1)
+    client = _jax.get_distributed_runtime_client(address, 0)
+    client.connect()
+    monkeypatch.setattr(distributed.global_state, "client", client)
+    yield
+    client.shutdown()
+    service.shutdown()
+
+
+@pytest.mark.usefixtures("connect")
+@pytest.mark.parametrize("workdir", ["runs/a", "/home/user/runs/a", "gs://bucket/a"])
+def test_messages_of_processes_arrive(workdir):
+    service = coordination._Service(f"plm_jax/{workdir}/0")
+    service.put("failed/1/0", "no room")
+    assert service.below("failed/") == {"failed/1/0": "no room"}
+    assert service.get("failed/1/0") == "no room" and service.get("decided/0") is None
 
 
 def failing(monkeypatch, fails):

@@ -324,19 +324,19 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
 def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
     """Returns the phases of `saved` up to a step, followed by the phases of `phases` after that step.
 
-    Each phase after the step begins with the first example that the phases before it do not read. It is merged with the
-    phase before it if they differ only in their steps and examples.
+    Each phase after the step begins with the first example that the phases before it do not read. The phase that
+    contains the step is merged with the finished phase before it if they differ only in their steps and examples.
     """
     planned = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in saved if s.first_step < step]
     for phase in phases:
         if phase.end_step <= max(step, phase.first_step):
             continue
         last = planned[-1] if planned else None
-        first_step = max(phase.first_step, step)
+        begins_before, first_step = phase.first_step < step, max(phase.first_step, step)
         example = last.first_example + (last.end_step - last.first_step) * last.batch_size if last else 0
         phase = dataclasses.replace(phase, first_step=first_step, first_example=example)
         ignored = {name: getattr(phase, name) for name in ("first_step", "end_step", "first_example")}
-        if last and dataclasses.replace(last, **ignored) == phase:
+        if last and begins_before and dataclasses.replace(last, **ignored) == phase:
             planned[-1] = dataclasses.replace(phase, first_step=last.first_step, first_example=last.first_example)
         else:
             planned.append(phase)

@@ -279,6 +279,17 @@ def test_remaining_phases_follow_the_finished_steps(tiny):
         assert ends(resume.plan_phases(STAGES, config.resolve_phases(run), step)) == ends(STAGES)
 
 
+def test_phases_that_differ_only_in_their_meshes_stay_apart(tiny):
+    phases = (config.PhaseConfig(until=0.5, mesh={"data": 2}), config.PhaseConfig(until=1.0, mesh={"fsdp": 2}))
+    resolved = config.resolve_phases(runs.make(tiny, train={"steps": 8, "phases": phases}))
+    assert [phase.end_step for phase in resolved] == [4, 8]
+    for step in range(9):
+        assert resume.plan_phases(resolved, resolved, step) == resolved
+    # With more steps, a finished run continues its last phase.
+    longer = config.resolve_phases(runs.make(tiny, train={"steps": 16, "phases": phases}))
+    assert [phase.end_step for phase in resume.plan_phases(resolved, longer, 3)] == [8, 16]
+
+
 def test_removing_a_source_repeats_no_rows_of_the_other(tiny):
     """The rows of `a` go on where they were, though those of `b` before are of a source that is no more."""
     both = runs.make(tiny, data={"mixture": {"a": 2.0, "b": 1.0}})

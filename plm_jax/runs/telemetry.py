@@ -129,12 +129,14 @@ class Telemetry:
     def write(self, line: dict) -> None:
         """Adds a row to metrics.jsonl, and its floats to the events of TensorBoard.
 
-        If the row cannot be written now, this is reported, and the row is written later, but not its events.
+        If the row cannot be written now, this is reported, and the row is written later.
         """
         numbers = {name: value for name, value in line.items() if isinstance(value, float)}
         try:
-            self._rows.add(line)
-            self._events.add(line["step"], numbers)
+            try:
+                self._rows.add(line)
+            finally:
+                self._events.add(line["step"], numbers)
             if self._folder != self._workdir and time.monotonic() - self._synced > _UPLOAD_SECONDS:
                 self.sync()
             self._fails = False

@@ -253,7 +253,7 @@ def test_repeatedly_failing_saves_end_the_run(tiny, tmp_path, monkeypatch):
 
 
 def test_rows_wait_until_they_can_be_written(tiny, tmp_path, monkeypatch):
-    write, full = telemetry._Rows._write, [False]
+    write, full, shown = telemetry._Rows._write, [False], []
 
     def write_or_fail(self):
         if full[0]:
@@ -261,11 +261,12 @@ def test_rows_wait_until_they_can_be_written(tiny, tmp_path, monkeypatch):
         write(self)
 
     monkeypatch.setattr(telemetry._Rows, "_write", write_or_fail)
+    monkeypatch.setattr(telemetry.Events, "add", lambda self, step, numbers: shown.append(step))
     with telemetry.Telemetry(str(tmp_path), 0, 9) as log:
         for step in range(1, 8):
             full[0] = step in (3, 4, 5)
             log.write({"step": step, "x": 0.5})
-    assert [row["step"] for row in runs.rows(tmp_path)] == [*range(1, 8)]
+    assert [row["step"] for row in runs.rows(tmp_path)] == shown == [*range(1, 8)]
 
 
 def test_lost_metrics_are_reported(tiny, tmp_path, verb, reference):

@@ -74,7 +74,7 @@ class Checkpoints:
         self._saver = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._saving: threading.Thread | None = None
         self._failure: str | None = None
-        self._left: str | None = None
+        self._warning: str | None = None
         if jax.process_index() == 0:
             with storage.reaching(workdir):
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -96,15 +96,18 @@ class Checkpoints:
         self._begin(str(step), step, meta, **_items(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
-        """Saves weights in place of the previous best weights, and waits; returns whether the save succeeded."""
+        """Saves weights in place of the previous best weights, and waits; returns whether the save succeeded.
+
+        `warning` returns the reason of a failure, because only failed saves of numbered checkpoints are retried.
+        """
         with progress.doing("writing the best checkpoint"):
             self.wait()
             before, self._failure = self._failure, None
             self._begin(folders.BEST, step, meta, params=params)
             self.wait()
-            is_saved = self._failure is None
-            self._failure = self._failure or before
-        return is_saved
+            failure, self._failure = self._failure, before
+            self._warning = failure or self._warning
+        return failure is None
 
     def wait(self) -> None:
         """Waits until the current save has finished, if there is one."""
@@ -113,14 +116,17 @@ class Checkpoints:
             self._saving = None
 
     def failure(self) -> str | None:
-        """Returns a line about a save that has failed since the last call, or None if no save has failed."""
+        """Returns a line about a failed save of a numbered checkpoint since the last call, or None."""
         failure, self._failure = self._failure, None
         return failure
 
-    def left(self) -> str | None:
-        """Returns a line about an old checkpoint that could not be removed since the last call, or None."""
-        reason, self._left = self._left, None
-        return reason
+    def warning(self) -> str | None:
+        """Returns a line about a failure since the last call that needs no retry, or None.
+
+        Best weights could not be saved, or an old checkpoint could not be removed.
+        """
+        warning, self._warning = self._warning, None
+        return warning
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state of a checkpoint with the shapes and shardings of `abstract`.
@@ -157,13 +163,13 @@ class Checkpoints:
             self._prune()
 
     def _prune(self) -> None:
-        """Removes old checkpoints; if this fails, stores the reason for `left` and raises no error."""
+        """Removes old checkpoints; if this fails, stores the reason for `warning` and raises no error."""
         settings = self._settings
         try:
             steps = folders.finished(self.directory)
             folders.prune(self.directory, folders.retained(steps, settings.keep_last, settings.keep_every, self._base))
         except (UserError, OSError) as error:
-            self._left = f"an old checkpoint could not be removed ({one_line(error)})"
+            self._warning = f"an old checkpoint could not be removed ({one_line(error)})"
 
     @contextlib.contextmanager
     def _recording_failure(self, name: str) -> Iterator[None]:

@@ -50,7 +50,7 @@ class Coordinate(Callback):
         if failure := self._checkpoints.failure():
             _report_failure(self._telemetry, context.step, f"{failure}; training continues")
             self._coordinator.report_failure(failure)
-        _report_left(self._telemetry, context.step, self._checkpoints)
+        _report_warning(self._telemetry, context.step, self._checkpoints)
         if self._interruption.reason:
             self._coordinator.request_stop(self._interruption.reason)
         context.decision = self._coordinator.decide(context.step)
@@ -149,7 +149,7 @@ class Save(Callback):
             self._checkpoints.wait()
             failure = self._checkpoints.failure()
             if not folders.anywhere(failure is not None):
-                _report_left(self._telemetry, step, self._checkpoints)
+                _report_warning(self._telemetry, step, self._checkpoints)
                 return
             failure = failure or f"checkpoint {step} could not be saved by another process"
             is_last = attempt == attempts
@@ -164,9 +164,9 @@ class Save(Callback):
         )
 
 
-def _report_left(telemetry: Telemetry | None, step: int, checkpoints: Checkpoints) -> None:
-    if left := checkpoints.left():
-        _report_failure(telemetry, step, left)
+def _report_warning(telemetry: Telemetry | None, step: int, checkpoints: Checkpoints) -> None:
+    if warning := checkpoints.warning():
+        _report_failure(telemetry, step, warning)
 
 
 def _report_failure(telemetry: Telemetry | None, step: int, failure: str) -> None:

@@ -340,6 +340,23 @@ def test_failed_save_removes_no_checkpoint(tmp_path, monkeypatch):
         assert saves.failure() is None and len(pruned) == 1
 
 
+def test_failed_best_weights_are_no_failed_checkpoint(tmp_path, monkeypatch):
+    replace, state = folders.replace, TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer=(), carry=())
+
+    def replace_unless_best(sealed, final):
+        if final.name == "best":
+            raise OSError("no space")
+        replace(sealed, final)
+
+    monkeypatch.setattr(folders, "replace", replace_unless_best)
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves:
+        assert not saves.save_best(1, state.params, {})
+        saves.save(1, state, {})
+        saves.wait()
+        assert saves.failure() is None and "best could not be saved (no space)" in saves.warning()
+    assert folders.finished(tmp_path / "checkpoints") == [1]
+
+
 def test_remains_of_interrupted_saves_are_removed(tmp_path):
     directory = folders.of_run(str(tmp_path))
     for name in ("8.unsealed", "8.unsealed.orbax-checkpoint-tmp", "4.removed", "best.removed", "6.damaged", "2"):

@@ -14,8 +14,8 @@ from plm_jax.models.kernels.context import FIRST, Context, Queries
 def by_stream(attend: Callable[..., Queries], query_BNQH: Queries, context: Context) -> Queries:
     """Computes the attention of both streams, [B, N, Q, H], with one call of `attend` for each stream.
 
-    The first L queries are tokens, the last T queries are `Context.targets`. For the second call, the query of each
-    target is moved to the target's position in a row of L queries, so that the positions are consecutive in both calls.
+    The first L queries are tokens, and the last T queries are `Context.targets`. For the second call, the query of each
+    target is moved to the position of its token in a row of L queries. Positions are thus consecutive in both calls.
     Results at positions without a target are not used. If several targets have the same position, all of them get the
     result of the first of these targets.
 

@@ -1,4 +1,7 @@
-"""Choice of the attention kernel: a preferred kernel of the platform if it supports the attention, otherwise XLA."""
+"""Choice of the attention kernel: the requested kernel, a preferred kernel of the platform, or XLA.
+
+The first of these kernels that supports the attention is chosen.
+"""
 
 import logging
 from typing import Any
@@ -16,19 +19,19 @@ PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
 def platform(device: Any = None) -> str:
-    """Returns the platform of a device: `tpu`, `cuda`, or JAX's name of any other platform.
+    """Returns `cuda` for an NVIDIA GPU, otherwise JAX's name of the platform, such as `tpu` or `cpu`.
 
     Args:
-      device: the device; by default a device of the current mesh.
+      device: the device; None: a device of the current mesh or, without a mesh, the first JAX device.
     """
     device = device or partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
 
 
 def resolve(setting: str, platform: str) -> str:
-    """Resolves the setting `auto` to the preferred kernel of a platform; returns any other setting unchanged.
+    """Resolves the setting `auto` to the preferred kernel of a platform, or to `xla` if the platform has none.
 
-    If the platform has several preferred kernels, `auto` is also returned unchanged.
+    If the platform has several preferred kernels, `auto` is returned unchanged, and so is any other setting.
     """
     preferred = PREFERRED.get(platform, ("xla",))
     return preferred[0] if setting == "auto" and len(preferred) == 1 else setting
@@ -51,10 +54,10 @@ def choose(
     by_query: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
-    """Returns a kernel and a warning, which is "" if the kernel is the requested one and is not interpreted.
+    """Returns the name of a kernel, and a warning if it is not the requested one or is interpreted, otherwise "".
 
     Args:
-      setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
+      setting: `TransformerConfig.attention_kernel`; `auto` requests any of the preferred kernels of the platform.
       dtype: dtype of queries, keys and values.
       distance_bias: whether scores have a bias by distance or `RelativeScores`.
       bias: whether scores have any other bias.
@@ -110,7 +113,7 @@ def pick(
 ) -> str:
     """Selects the kernel of an attention with `choose`, logs it, and returns its name.
 
-    The log message is a warning if `choose` returns a warning. Arguments without an entry here are passed to `choose`.
+    The log message is a warning if `choose` returns a warning. The arguments not listed here are those of `choose`.
 
     Args:
       name: name of the attention in the log.

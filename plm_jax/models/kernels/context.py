@@ -37,7 +37,7 @@ def join_heads(x_BNLH: Shaped[Array, "batch heads length head_dim"]) -> Shaped[A
 
 
 class RelativeScores(struct.PyTreeNode):
-    """Terms of the scores of one layer that depend on the layer's queries and keys. Each term is optional.
+    """Terms that are added to the scores of one layer and depend on the layer's queries and keys; each is optional.
 
     In arrays of vectors by distance, entry j of axis 1 is for pairs whose key index minus query index is j - (Q - 1),
     as in `Context.distance_bias`.
@@ -51,7 +51,8 @@ class RelativeScores(struct.PyTreeNode):
       segments: pair of arrays for `segment_scores`: the segments of the queries, int32 [B, Q], and the segments of the
         keys, int32 [B, K].
       reverse_key_vectors: [N, Q + K - 1, H], vectors that replace `key_vectors` in rows whose text runs backwards.
-      reverse: int32 [B], 1 for rows whose text runs backwards, otherwise 0. Required with `reverse_key_vectors`.
+      reverse: int32 [B], 1 for rows whose text runs backwards, otherwise 0. Set if and only if `reverse_key_vectors` is
+        set.
     """
 
     key_vectors: jax.Array | None = None
@@ -63,7 +64,12 @@ class RelativeScores(struct.PyTreeNode):
     reverse: jax.Array | None = None
 
     def expand(self, query_BNQH: Queries, key_BGKH: Keys, bias: jax.Array | None) -> jax.Array:
-        """Returns the sum of the terms and `bias`, float32 [B, N, Q, K]. `query_BNQH` are scaled queries."""
+        """Returns the sum of the terms and `bias`, float32, in a shape that broadcasts to [B, N, Q, K].
+
+        Args:
+          query_BNQH: scaled queries.
+          bias: a further term, float32 [B or 1, N, Q, K], or None.
+        """
         queries, keys = query_BNQH.shape[2], key_BGKH.shape[2]
         entry_QK = jnp.arange(keys) - jnp.arange(queries)[:, None] + queries - 1
         product, terms = functools.partial(jnp.einsum, preferred_element_type=jnp.float32), [bias]
@@ -96,8 +102,8 @@ class Context(struct.PyTreeNode):
 
     Attributes:
       causal: whether queries attend only to keys up to their own position.
-      mask: [B, K], or [B, Q, K] if each query has its own mask; 0 for keys that are not visible, such as padding.
-        None: no mask. Required with a cache; K is then the number of slots.
+      mask: [B, K], or [B, Q, K] if each query has its own mask; 0 for keys that are not visible, such as padding. None:
+        no mask. Required with a cache; K is then the number of slots.
       segment_ids: pair of arrays with nonnegative ids: the segments of the queries, [B, Q], and the segments of the
         keys, [B, K]. Queries attend only to keys of their own segment. None: a single segment.
       order: pair of arrays with ranks in the order of prediction: the ranks of the queries, [B, Q], and the ranks of
@@ -105,21 +111,21 @@ class Context(struct.PyTreeNode):
       positions: int32 [B or 1, Q], positions of the queries. Without `source_positions`, keys that are computed in this
         call have the same positions.
       source_positions: int32 [B or 1, K], positions of the keys if the keys come from another source than the queries.
-      contiguous: whether the keys belong to consecutive tokens, whose positions increase or decrease by one, and the
-        last of these tokens are the tokens of the queries. The queries of `targets` have no keys.
+      contiguous: whether the positions of the keys increase by one, or decrease by one, from key to key, and the last
+        keys belong to the same tokens as the queries. The additional queries of `targets` do not count.
       targets: int32 [B, T], indices of tokens. The queries of the tokens are followed by T additional queries, which
         have the positions of these tokens. None: no additional queries.
       block_positions: int32 [B, Q], positions of queries and keys within their blanks. None: 0 everywhere.
-      rotations: pair of functions from `Position.rotation`: the first rotates the queries by their positions, the
-        second rotates the keys. Each function may be None.
+      rotations: pair of functions from `Position.rotation`: the first rotates the queries by their positions, and the
+        second rotates the keys. None instead of a function: no rotation.
       distance_bias: float32 [N, Q + K - 1], bias of scores by distance: entry j is for pairs whose key index minus
         query index is j - (Q - 1). Both indices count from 0 in this call. None: no bias by distance.
       bias: float32 [B or 1, N, Q, K], any other bias of scores. None: no other bias.
       relative: further terms of the scores of one layer. None: no further terms.
       tables: tables by name that the layers of a stack share, for `Position.layer_bias`.
       arrays: arrays [B, ...] by name that the model passes to `Position.layer_bias`.
-      windows: windows by layer: in layer i, queries attend to keys at distances less than windows[i % len(windows)].
-        A window of 0 contains all keys. An empty tuple means all keys in all layers.
+      windows: windows by layer: in layer i, queries attend to keys at distances less than windows[i % len(windows)]. A
+        window of 0 contains all keys. An empty tuple means all keys in all layers.
       cache_index: slot of the cache for the first key of this call. None: no cache.
       slot_positions: int32 [K], position in the text of each slot of a cache. None: slot i has position i.
       prefix_lengths: [B], number of leading keys of each row that all queries of a causal stack attend to. None: no
@@ -128,9 +134,9 @@ class Context(struct.PyTreeNode):
         device. None: the indices count from 0.
       dropout: dropout rate of attention weights; used in calls with a seed.
       broadcast: whether all queries share a dropout mask.
-      kernel: name of the kernel that computes the attention; set by `with_kernel`.
-      visible: bool [B or 1, 1, Q or 1, K], dense mask that combines causality, `mask`, `segment_ids` and `order`,
-        without the parts that the kernel computes by itself. None: no dense mask.
+      kernel: name of the kernel that computes the attention.
+      visible: bool [B or 1, 1, Q or 1, K], dense mask that combines causality, `prefix_lengths`, `mask`, `segment_ids`
+        and `order`, without the parts that the kernel computes by itself; set by `with_kernel`. None: no dense mask.
     """
 
     causal: bool = struct.field(pytree_node=False, default=False)
@@ -159,7 +165,10 @@ class Context(struct.PyTreeNode):
     visible: jax.Array | None = None
 
     def by_row(self, rows: int) -> dict[str, Any]:
-        """Returns a dict of the fields whose arrays have an entry for each of `rows` rows."""
+        """Returns a dict of the fields whose arrays have an entry for each of `rows` rows.
+
+        Biases, `relative`, `targets` and `visible` are never included.
+        """
         names = ("mask", "segment_ids", "order", "positions", "source_positions", "block_positions", "prefix_lengths")
         fields = {name: getattr(self, name) for name in (*names, "arrays", "rows")}
         leaves = {name: jax.tree.leaves(field) for name, field in fields.items()}
@@ -168,7 +177,13 @@ class Context(struct.PyTreeNode):
     def with_kernel(self, kernel: str, queries: int, keys: int) -> "Context":
         """Returns this context with a kernel, and with the dense mask and the bias that the kernel needs.
 
-        The mask and the bias are computed once for all layers.
+        `flash` needs neither a dense mask nor a change of the bias. For `xla` and `cudnn`, `distance_bias` is expanded
+        to `bias`.
+
+        Args:
+          kernel: `xla`, `flash` or `cudnn`.
+          queries: number of queries.
+          keys: number of keys.
         """
         if kernel == "flash":
             return self.replace(kernel=kernel)
@@ -187,7 +202,8 @@ class Context(struct.PyTreeNode):
     def token_positions(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
         """Returns a pair: the positions of the queries, int32 [Q], and the positions of the keys, int32 [K].
 
-        With a cache, the keys are the slots of the cache.
+        The positions count from 0, regardless of the fields `positions` and `source_positions`. With a cache, the keys
+        are the slots of the cache, whose positions may be set by `slot_positions`.
         """
         first = 0 if self.cache_index is None else self.cache_index
         if self.slot_positions is None:
@@ -195,21 +211,29 @@ class Context(struct.PyTreeNode):
         return jax.lax.dynamic_slice_in_dim(self.slot_positions, first, queries), self.slot_positions
 
     def positions_by_row(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
-        """Returns a pair: the positions of the queries, int32 [B or 1, Q], and of the keys, int32 [B or 1, K]."""
+        """Returns a pair: the positions of the queries, int32 [B or 1, Q], and of the keys, int32 [B or 1, K].
+
+        These are the fields `positions` and `source_positions`. With a cache, or if `positions` is None, these are the
+        results of `token_positions`.
+        """
         of_queries, of_keys = (positions[None] for positions in self.token_positions(queries, keys))
         if self.cache_index is not None or self.positions is None:
             return of_queries, of_keys
         return self.positions, self.positions if self.source_positions is None else self.source_positions
 
     def distances_back(self, queries: int, keys: int) -> jax.Array:
-        """Returns the position of each query minus the position of each key, int32 [Q, K]."""
+        """Returns the position of each query minus the position of each key, int32 [Q, K], from `token_positions`."""
         of_queries, of_keys = self.token_positions(queries, keys)
         return of_queries[:, None] - of_keys
 
     def numbers(self, query: jax.Array) -> jax.Array:
-        """Returns the indices of queries for dropout masks, int32 [B, 1, Q, 1]; `query` is [1, 1, Q, 1].
+        """Returns the indices of queries for dropout masks, int32 [B, 1, Q, 1], if there are `targets`.
 
-        The index of a token is from 0 to L - 1. The index of a target is L plus the index of the target's token.
+        The index of a token is from 0 to L - 1, where L is the number of tokens. The index of a target is L plus the
+        index of the target's token.
+
+        Args:
+          query: an array [1, 1, Q, 1], of which only the shape is used.
         """
         assert self.targets is not None
         length = query.shape[2] - self.targets.shape[1]
@@ -217,17 +241,17 @@ class Context(struct.PyTreeNode):
         return jnp.concatenate([tokens, length + self.targets], axis=1)[:, None, :, None]
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
-        """Returns the window of layer `depth` (from 0), int32 [], or None if no layer has a window.
+        """Returns the window of layer `depth` (from 0), int32 [], or None if `windows` is empty.
 
-        The window of a layer without one is 0 if another layer has a window.
+        A window of 0 contains all keys.
         """
         return jnp.array(self.windows, jnp.int32)[depth % len(self.windows)] if self.windows else None
 
     def ids(self, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
-        """Combines segments and padding into a pair of int32 arrays: ids of queries [B, Q] and ids of keys [B, K].
+        """Combines segments and a mask [B, K] into two int32 arrays: ids of queries [B, Q], and ids of keys [B, K].
 
-        Queries attend to keys with the same id; keys with id -1 are never visible. Without segments and padding,
-        returns (None, None).
+        Queries attend to keys with the same id. Keys with id -1 are never visible. If `mask` and `segment_ids` are
+        None, both results are None.
         """
         if self.mask is None and self.segment_ids is None:
             return None, None
@@ -252,8 +276,9 @@ class Context(struct.PyTreeNode):
 def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:
     """Expands a `Context.distance_bias` [N, Q + K - 1] to [N, Q, K]. Row q has the K entries that begin at Q - 1 - q.
 
-    The vector is padded by one entry, repeated, and reshaped to rows without this entry. Each row is thus shifted by
-    one entry compared with the previous row. No indices are used, so the gradient is a sum and not a scatter.
+    The vector is padded by one entry, repeated, and reshaped to rows that are one entry shorter. Each row is thus
+    shifted by one entry compared with the previous row. No indices are used, so the gradient is a sum and not a
+    scatter.
     """
     heads, distances = distance_bias.shape
     period = jnp.pad(distance_bias, ((0, 0), (0, 1)))

@@ -22,7 +22,7 @@ def attend(
       visible: bool [B or 1, 1, Q, K], an additional mask; None: no additional mask.
 
     Raises:
-      UserError: jax finds no cuDNN, or the cuDNN that it finds is too old.
+      UserError: jax reports that it finds no cuDNN that it can use.
     """
     query_BQNH, key_BKGH, value_BKGH = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     try:

@@ -1,9 +1,9 @@
 """Dropout masks: functions of indices, equal on all devices, meshes and kernels.
 
-A 32-bit word decides whether two attention weights of a query are dropped, with 16 bits for each weight. The indices of
-the two keys differ only in bit 3. In the tiles of a GPU's matrix unit, one thread holds both weights, whether keys are
-rows or columns of the tile. On TPUs, both weights are in the same lane and sublane of two registers. Kernels therefore
-never move words between threads or lanes.
+In masks of attention weights, a 32-bit word decides whether two weights of a query are dropped, with 16 bits for each
+weight. The indices of the two keys differ only in bit 3. In the tiles of a GPU's matrix unit, one thread holds both
+weights, whether keys are rows or columns of the tile. On TPUs, both weights are in the same lane and sublane of two
+registers. Kernels therefore never move words between threads or lanes.
 """
 
 import jax
@@ -21,6 +21,8 @@ FACTORS = 1, 2**16 + 1
 
 def keep(seed, row, head, query, key, rate: float):
     """Draws a dropout mask: bool, True with probability 1 - rate, in the shape to which the indices broadcast.
+
+    Each entry has a word of its own. `keep_weights` draws the masks of attention weights.
 
     Args:
       seed: two words, int32 or uint32, which differ between layers and steps.
@@ -47,8 +49,8 @@ def keep_weights(seed, row, head, query, key, rate: float):
 def realized(rate: float) -> float:
     """Returns the probability with which `keep_weights` drops a weight.
 
-    This is the multiple of 2^-16 that is nearest to the rate and below 1. Weights are divided by 1 minus this
-    probability, so that dropout does not change their expectation.
+    This is the multiple of 2^-16 that is nearest to the rate, but below 1. Kernels divide the weights that remain by 1
+    minus this probability, so that dropout does not change the expectation of a weight.
     """
     return min(round(rate * 2**16), 2**16 - 1) / 2**16
 
@@ -74,7 +76,7 @@ def meet(of_query, of_key):
 
 
 def first_keys(start, index):
-    """Returns, for each i in `index`, the index of the i-th key from `start` whose bit 3 is 0.
+    """Returns, for each i in `index`, the i-th of the key indices from `start` on in which bit 3 is 0.
 
     `start` is a multiple of 16, and i counts from 0.
     """
@@ -92,12 +94,17 @@ def both(words):
 
 
 def keeps(bits, rate: float):
-    """Returns a mask from the int32 bits of weights, True for weights to keep. Only the upper 16 bits matter."""
+    """Returns a mask, True for weights to keep.
+
+    Args:
+      bits: int32, random bits of each weight, from `both`; only the upper 16 bits matter.
+      rate: dropout rate.
+    """
     return bits >= round(realized(rate) * 2**32) - 2**31
 
 
 def _mixed(word, last: bool = True):
-    """Mixes 32 bits bijectively so that each bit depends on all bits; the low bits need the `last` step."""
+    """Mixes the bits of an int32 bijectively. Without the `last` step, the low bits are less random."""
     word = (word ^ jax.lax.shift_right_logical(word, 16)) * _FIRST
     word = (word ^ jax.lax.shift_right_logical(word, 15)) * _SECOND
     return word ^ jax.lax.shift_right_logical(word, 16) if last else word

@@ -1,9 +1,9 @@
 """Flash attention on NVIDIA GPUs (Pallas, Triton). Neither the forward nor the backward pass stores all scores.
 
-A program holds one tile of queries and loops over the tiles of keys that are visible to these queries, or it holds one
-tile of keys and loops over tiles of queries. No atomic operations are used, so the same inputs give the same bits. The
-heads of a position are concatenated in memory, as in the projections before and after attention, so nothing is
-transposed.
+A program holds one tile of queries and loops over tiles of keys, or it holds one tile of keys and loops over tiles of
+queries. For the gradients of terms by distance, it loops over the tiles of a diagonal. No atomic operations are used,
+so the same inputs give the same bits. The heads of a position are concatenated in memory, as in the projections before
+and after attention.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim, T length of a tile, D diagonals of tiles.
@@ -34,7 +34,10 @@ _PROGRAMS = 512
 
 
 class Mask(NamedTuple):
-    """Arguments of `flash` for masks and dropout: int32 and uint32 arrays, or the refs of these arrays in a kernel."""
+    """Arguments of `flash` for masks and dropout: int32 and uint32 arrays, or in a kernel the refs of these arrays.
+
+    All fields except `offsets` may be None.
+    """
 
     offsets: Any
     query_ids: Any
@@ -47,7 +50,16 @@ class Mask(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of the attention: arrays, or the refs of these arrays in a kernel."""
+    """Inputs of the attention: arrays, or in a kernel the refs of these arrays.
+
+    Attributes:
+      query_BQNH: scaled queries.
+      key_BKGH: keys.
+      value_BKGH: values.
+      bias_NR: bias by distance; None: no bias.
+      relative: further terms of the scores; None: no further terms.
+      mask: masks and dropout.
+    """
 
     query_BQNH: Any
     key_BKGH: Any
@@ -95,7 +107,8 @@ def flash(
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Computes softmax(query · key + terms) · value over the keys visible to each query, [B, N, Q, H].
 
-    A query without visible keys gets zeros and has no gradients. The arguments are those of `tpu.flash`.
+    A query without visible keys gets zeros and has no gradients. The arguments are those of `tpu.flash`, without
+    `tile`.
     """
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, query_order, key_order, prefix_lengths, window, seed)
@@ -107,7 +120,12 @@ def flash(
 
 @dataclasses.dataclass(frozen=True)
 class GpuOptions:
-    """Static arguments of `flash`."""
+    """Static arguments of `flash`.
+
+    Attributes:
+      causal, broadcast, interpret: as in `tpu.flash`.
+      rate: realized dropout rate (`dropout.realized`); 0 without a seed.
+    """
 
     causal: bool
     rate: float
@@ -190,12 +208,12 @@ class GpuCall:
         return load(ref, index, self.inside(start, 1, ref.shape[-1]))
 
     def store(self, ref, row, head, start, values, axis):
-        """Stores a tile in an array [B, Q, N, H] (axis 0) or [B, K, G, H] (axis 1)."""
+        """Stores a tile in an array [B, Q, N, H] (axis 0) or [B, K, G, H] (axis 1), except entries past its end."""
         index = row, pl.ds(start, values.shape[0]), head, slice(None)
         triton.store(ref.at[index], values.astype(ref.dtype), mask=self.inside(start, axis, ref.shape[-1]))
 
     def store_row(self, ref, row, head, start, values, axis):
-        """Stores a tile in an array [B, N, Q] (axis 0) or [B, N, K] (axis 1)."""
+        """Stores a tile in an array [B, N, Q] (axis 0) or [B, N, K] (axis 1), except entries past its end."""
         index = row, head, pl.ds(start, values.shape[0])
         triton.store(ref.at[index], values, mask=self.inside(start, axis))
 
@@ -275,7 +293,9 @@ class GpuCall:
             yield self.of_queries(of_queries) > self.of_keys(of_keys)
 
     def keep_mask(self, mask, row, head, starts, words_BNQ=None):
-        """Returns the dropout mask of a tile of scores, bool. If all queries share a mask, the query axis has size 1.
+        """Returns the dropout mask of a tile of scores, bool: True for weights to keep.
+
+        If all queries share a mask, the axis of queries has size 1.
 
         Args:
           words_BNQ: hashes of the queries; None: this method computes the hashes.
@@ -317,7 +337,7 @@ class GpuCall:
     def over(self, ranges_ref, mask, row, program, body, carry):
         """Loops over the tiles of a program with `body(masked, tile, carry)`; returns the last carry.
 
-        `ranges_ref` contains the result of `tile_mask.ranges`. `masked` is False for tiles that are fully visible.
+        `ranges_ref` contains the result of `tile_mask.ranges`. `masked` is False only if the tile is fully visible.
         """
         first, begin, end, last = (ranges_ref[row if ranges_ref.shape[0] > 1 else 0, program, i] for i in range(4))
         by_pair = any(array is not None for array in (mask.window, mask.query_ids, mask.query_order))
@@ -329,7 +349,10 @@ class GpuCall:
 
 
 def _exponential(scores, shift, interpret):
-    """Returns exp(scores) · 2^shift in float32, with two instructions instead of the seven that Triton would use."""
+    """Returns exp(scores) · 2^shift in float32.
+
+    On a GPU, this takes two instructions instead of the seven that Triton would use.
+    """
     shift = jnp.broadcast_to(shift, scores.shape)
     if interpret:
         return jnp.exp2(scores * _LOG2E + shift)
@@ -346,8 +369,8 @@ def _exponential(scores, shift, interpret):
 def _dropped(weights, keep_mask, interpret):
     """Returns the weights, with 0 where `keep_mask` is False.
 
-    Uses inline assembly, because LLVM would select after the conversion to bfloat16, which takes two more instructions
-    to unpack and pack pairs.
+    On a GPU, uses inline assembly. LLVM would select after the conversion to bfloat16. This would take two more
+    instructions, to unpack and pack pairs.
     """
     if interpret:
         return jnp.where(keep_mask, weights, 0.0)
@@ -476,7 +499,7 @@ def _query_gradient(options, inputs, backward):
 
 @_WHOLE
 def _key_value_gradients(options, inputs, backward):
-    """Returns three gradients: of the keys, of the values, and of the bias of keys (None without this bias)."""
+    """Returns three gradients: of the keys, of the values, and of `RelativeScores.key_bias` (None without it)."""
     batch, _, groups, _ = inputs.key_BKGH.shape
     call, ranges = _prepared("triton_dkv", options, inputs)
     if options.rate and not options.broadcast:
@@ -546,7 +569,7 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
     arguments = inputs, ranges, *backward
 
     def spec(array):
-        """Returns the specification of a block that is the whole array, with H padded to a power of 2."""
+        """Returns the specification of a block that is the whole array; the last of four axes is padded."""
         *most, last = array.shape
         block = (*most, gpu_terms.padded_width(last)) if array.ndim == 4 else array.shape
         return pl.BlockSpec(block, lambda *_: (0,) * array.ndim)

@@ -1,4 +1,4 @@
-"""Terms of `RelativeScores`, which the GPU kernels add to the products of queries and keys.
+"""Terms of `RelativeScores`. The GPU kernels add these terms to the products of queries and keys.
 
 A tile of scores needs a band of 2 T vectors by distance. Entry x of the band is for pairs with k - q = x - (T - 1),
 where k is the index of the key within its tile, and q is the index of the query within its tile. The product of queries
@@ -22,7 +22,7 @@ VECTORS = ("key_vectors", "query_vectors", "reverse_key_vectors")
 
 
 def tile_name(kernel: str, relative: RelativeScores | None) -> str:
-    """Returns the name under which `tiles.on_gpu` lists the tile sizes of a kernel."""
+    """Returns the name of a kernel with which `tiles.on_gpu` finds the kernel's tile sizes."""
     if relative is None or all(getattr(relative, name) is None for name in VECTORS):
         return kernel
     return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"
@@ -49,7 +49,7 @@ def padded(call, relative, dtype):
 
 
 def add(call, refs, scores, query, key, row, head, starts):
-    """Adds the terms to a tile of scores, float32."""
+    """Returns the sum of a tile of scores and the terms, float32."""
     relative = refs.relative
     if relative is None:
         return scores
@@ -79,9 +79,9 @@ def _is_same_segment(call, relative, row, starts):
 
 
 def add_vectors(call, relative, name, gradient, of_scores, row, head, starts):
-    """Adds the contribution of the vectors `name` to a gradient [T, H] of queries or keys.
+    """Returns the sum of a gradient [T, H] of queries or keys and the contribution of the vectors `name`.
 
-    `of_scores` is the gradient of a tile of scores. The rows of the tile are these queries or keys.
+    `of_scores` is the gradient of a tile of scores, whose rows are these queries or keys.
     """
     if relative is None or getattr(relative, name) is None:
         return gradient
@@ -90,9 +90,10 @@ def add_vectors(call, relative, name, gradient, of_scores, row, head, starts):
 
 
 def add_by_segment(call, relative, sums, of_scores, row, starts):
-    """Adds the gradients of a tile of scores to two sums per query; the rows of the tile are queries.
+    """Adds the gradients of a tile of scores to a pair of sums per query; returns the new pair.
 
-    The first sum is over keys in the query's segment, the second over keys in other segments.
+    The first sum is over keys in the query's segment, and the second is over keys in other segments. The rows of the
+    tile are queries. If `sums` is None, the result is None.
     """
     if sums is None:
         return None
@@ -101,7 +102,7 @@ def add_by_segment(call, relative, sums, of_scores, row, starts):
 
 
 def products(name, relative):
-    """Returns the number of matrix products, of queries × keys × head_dim, that the terms add per tile."""
+    """Returns the number of matrix products that the terms add per tile, each of queries × keys × head_dim."""
     if relative is None:
         return 0
     of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in ("key_vectors", "query_vectors"))
@@ -132,7 +133,7 @@ def _gathered_product(call, vectors, band, axis):
 
 
 def _by_entry(call, of_scores, axis):
-    """Moves gradients of scores to the entries of a band, [T, 2 T] or [2 T, T].
+    """Moves gradients of scores to the entries of a band: [T, 2 T] if `axis` is 0, otherwise [2 T, T].
 
     This reverses the gather in `_gathered_product`.
     """
@@ -161,10 +162,10 @@ def _lower_gather(context, x, index, axis):
 
 
 def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
-    """Sums gradients over `rows` rows of the batch and over all pairs of tiles on one diagonal.
+    """Sums gradients over at most `rows` rows of the batch and over all pairs of tiles on one diagonal.
 
-    For vectors, gradients are summed by distance, and the result has the shape [2 T, H] of the band of vectors that a
-    tile needs. For a bias, the result is a tile [T, T], which `along_diagonals` later sums by distance.
+    For vectors, gradients are summed by distance. The result [2 T, H] has the shape of the band that a tile needs. For
+    a bias, the result is a tile [T, T]. `along_diagonals` later sums this tile by distance.
     """
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
 
@@ -193,7 +194,7 @@ def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
 def along_diagonals(tiles_NDTT):
     """Sums tiles along their diagonals: [N, D, T, T] → [N, D, 2 T].
 
-    The entry of query y and key x of a tile is added to entry T - 1 + x - y of the result.
+    Entry [y, x] of a tile is for query y and key x, and is added to entry T - 1 + x - y of the result.
     """
     heads, diagonals, length, _ = tiles_NDTT.shape
     # Rows in reverse order, padded and reshaped so that each begins one entry later than the previous: [D, T, 2 T - 1].
@@ -219,7 +220,7 @@ def padded_width(head_dim):
 
 
 def load(ref, index, inside, other=0):
-    """Loads a block; entries outside of the mask `inside` have the value `other`."""
+    """Loads a block; entries outside of the mask `inside` have the value `other`. Without a mask, loads all entries."""
     return triton.load(ref.at[index], mask=inside, other=None if inside is None else other)
 
 

@@ -41,14 +41,15 @@ _AXES = {
 def over_mesh(
     kernel, query, key, value, *, length: str | None = None, causal: bool = False, start: int = 0, **arrays
 ) -> jax.Array:
-    """Runs `kernel(query, key, value, **arrays)` on each device, for the device's rows and heads.
+    """Runs `kernel(query, key, value, **arrays)` on each device of the mesh, if any, for the device's rows and heads.
 
     Args:
       length: logical axis of positions over which queries are sharded, or None. If set, each device has all keys, and
         the kernel gets an argument `offsets`, int32 [4]: the indices of the device's first row, head, query and key.
-      causal: whether later queries attend to more keys. If so, and if queries are sharded, each device computes two
-        parts of a row, as far from its beginning as from its end, so that all devices have equal work.
-      start: index of the first query.
+      causal: whether later queries attend to more keys. If so, `_balanced` runs the kernel if queries are sharded and
+        each device has an even number of them.
+      start: index of the first query, for `offsets`.
+      **arrays: arguments with names in `_AXES`. If `length` is set, the kernel gets `offsets` instead of `rows`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     shape, rules = {} if mesh.empty else dict(mesh.shape), current_rules()
@@ -72,7 +73,6 @@ def over_mesh(
             row = rows[0]
 
         def compute(queries, first):
-            """Runs the kernel for queries [B, N, q, H] that begin at position `first` of the row."""
             size = queries.shape[2]
             local = arrays | {"offsets": jnp.stack([jnp.int32(offset) for offset in (row, head, start + first, 0)])}
             if parts > 1:
@@ -110,7 +110,7 @@ def shards_queries(groups: int, queries: int) -> bool:
 
 
 def _balanced(compute, query, axes, parts):
-    """Runs `compute` on queries [B, N, q, H], which devices exchange so that all of them have equal work.
+    """Runs `compute` on queries [B, N, q, H]; devices exchange queries so that all devices have equal work.
 
     The queries of each device are split into two halves. All halves are numbered from 0 to 2 · parts - 1 in the order
     of their positions. Device d has halves 2 d and 2 d + 1, and computes halves d and 2 · parts - 1 - d. Each of these
@@ -127,7 +127,7 @@ def _balanced(compute, query, axes, parts):
 
 
 def _index(cut, shape):
-    """Returns the index of this device along the mesh axes of one dimension of a PartitionSpec."""
+    """Returns the index of this device along the mesh axes of `cut`, one dimension of a PartitionSpec."""
     index = 0
     for axis in axes_of(cut):
         index = index * shape[axis] + jax.lax.axis_index(axis)
@@ -135,7 +135,7 @@ def _index(cut, shape):
 
 
 def _slice_queries(arrays, first, queries, size):
-    """Returns a dict of the kernel arguments that depend on queries, for `size` queries from position `first`."""
+    """Returns the kernel arguments that depend on queries, by name, cut to `size` queries from position `first`."""
 
     def by_query(x, axis):
         return None if x is None else jax.lax.dynamic_slice_in_dim(x, first, size, axis)

@@ -1,6 +1,7 @@
 """Attention by XLA, with all scores in memory; supports every field of a `Context`.
 
-Outside of training, scores that exceed the caches of a CPU are computed for one row of the batch at a time.
+On a CPU, more than `SCORES_AT_ONCE` scores are computed for one row of the batch at a time. This requires that there is
+no dropout and no gradient, and that the mesh does not have several devices.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim.
@@ -24,7 +25,11 @@ def attend(
 ) -> Queries:
     """Returns the attention [B, N, Q, H], with a softmax in float32.
 
-    The arguments are those of `attention.attend`, except that the window of the layer replaces the depth.
+    Args:
+      query_BNQH: scaled queries.
+      context: the context, from `Context.with_kernel`.
+      window: window of the layer, from `Context.window`; None: no window.
+      seed: uint32 [2], seed for the dropout of attention weights; None: no dropout.
     """
     num_scores = query_BNQH[..., 0].size * key_BGKH.shape[2]
     if num_scores > SCORES_AT_ONCE and seed is None and platform() == "cpu" and not is_spread():

@@ -24,9 +24,9 @@ def tiles(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns two masks of pairs of tiles, bool [B or 1, Q tiles, K tiles].
 
-    The first mask is True if the tile of queries attends to some key of the tile of keys; the second is True if it
-    attends to all keys of the tile. Both are conservative: the first may be True although no key is visible, and the
-    second may be False although all keys are visible. A tile that extends beyond the last key is never fully visible.
+    The first mask is False only if none of the tile's keys is visible to any of its queries. The second mask is True
+    only if all of its keys are visible to all of its queries. Where the bounds of a tile do not decide, the first is
+    True and the second is False. The second is also False for a tile that extends beyond the last key.
 
     Args:
       query_tile: number of queries in a tile.
@@ -65,10 +65,7 @@ def tiles(
 
 
 def _extremes(ids_BL, tile):
-    """Returns a pair: the smallest and the largest value of each tile, both int32 [B, tiles].
-
-    The last tile is padded with its last value.
-    """
+    """Returns a pair: the smallest and the largest value of each tile, both int32 [B, tiles]."""
     ids_BL = jnp.pad(ids_BL, ((0, 0), (0, -ids_BL.shape[1] % tile)), mode="edge")
     ids_BTL = ids_BL.reshape(ids_BL.shape[0], -1, tile)
     return ids_BTL.min(-1), ids_BTL.max(-1)
@@ -77,12 +74,13 @@ def _extremes(ids_BL, tile):
 def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
     """Returns ranges of tiles for each program, bool [..., programs, tiles] → int32 [..., programs, 4].
 
-    The four numbers a, b, c, d define two ranges. The range [a, d) begins with the first visible tile and ends with the
-    last visible tile. The range [b, c) within [a, d) is the first sequence of fully visible tiles.
+    A program is one run of a kernel, which loops over tiles. The four numbers a, b, c, d define two ranges. The range
+    [a, d) begins with the first visible tile and ends with the last visible tile. The range [b, c) within [a, d) is the
+    first sequence of fully visible tiles. A range is empty if there is no such tile.
 
     Args:
-      some: mask of tiles with some visible key.
-      every: mask of fully visible tiles.
+      some: mask of visible tiles: the first result of `tiles`.
+      every: mask of fully visible tiles: the second result of `tiles`.
     """
     tiles = some.shape[-1]
     sees = some.any(-1)
@@ -97,7 +95,8 @@ def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
 def diagonals(visible: jax.Array) -> jax.Array:
     """Rearranges a mask of tiles by diagonals: [B, Q tiles, K tiles] → [B, D, Q tiles].
 
-    Entry [b, d, i] is the entry of tile (i, i + d - (Q tiles - 1)), or False if this tile does not exist.
+    D = Q tiles + K tiles - 1 is the number of diagonals. Entry [b, d, i] is the entry of tile (i, i + d - (Q tiles -
+    1)), or False if this tile does not exist.
     """
     of_queries, of_keys = visible.shape[1:]
     query = jnp.arange(of_queries)

@@ -12,7 +12,11 @@ _VMEM_BYTES = {"v4": 14 * 2**20, "": 48 * 2**20}
 
 
 def vmem_bytes(device_kind: str) -> int:
-    """Returns the number of bytes of a core's VMEM that a kernel may use."""
+    """Returns the number of bytes of a core's VMEM that a kernel may use.
+
+    Args:
+      device_kind: JAX's name of the kind of device, such as `TPU v4`.
+    """
     return next(size for part, size in _VMEM_BYTES.items() if part in device_kind)
 
 
@@ -34,10 +38,11 @@ def choose(groups: int, repeats: int, head_dim: int, queries: int, keys: int, bi
     """Returns the tile for `groups` key heads, each of which serves `repeats` query heads.
 
     Larger tiles take fewer cycles per score, but skip less of a causal row. A program with small tiles has several key
-    heads, to amortize the cost of its start. If a key head serves more than 8 query heads, tiles are smaller, because
-    the size of a program grows with its number of heads.
+    heads, to amortize the cost of its start. If a key head serves more than 8 query heads, a tile has at most 256
+    queries and keys, because the size of a program grows with its number of heads.
 
     Args:
+      queries, keys: numbers of queries and keys in a row.
       biased: whether scores have a bias or vectors by distance. Tiles must then be square.
     """
     of_queries, of_keys = (_tile_length(length, many=repeats > 8) for length in (queries, keys))
@@ -51,7 +56,7 @@ def choose(groups: int, repeats: int, head_dim: int, queries: int, keys: int, bi
 
 
 def _tile_length(length: int, many: bool) -> int:
-    """Returns the tile length with the fewest cycles per row, including padding and the overhead of small tiles.
+    """Returns the tile length with the fewest cycles per row, by an estimate that includes padding.
 
     Per score, a tile of length t takes about 1 + 128 / t times as many cycles as a large tile.
 
@@ -108,5 +113,10 @@ _GPU = {
 
 
 def on_gpu(kernel: str, head_dim: int) -> GpuTile:
-    """Returns the tile of a kernel of `gpu`; a head_dim above 256 uses the tile for 256."""
+    """Returns the tile of a kernel; a head_dim above 256 uses the tile for 256.
+
+    Args:
+      kernel: a name from `gpu_terms.tile_name`.
+      head_dim: dimension of a head.
+    """
     return next((tile for limit, tile in _GPU[kernel].items() if head_dim <= limit), _GPU[kernel][256])

@@ -3,7 +3,7 @@
 A program computes a tile of scores for several heads. The rows of the tile are keys, and its columns are queries. The
 maximum and the sum over the scores of a query are thus reductions over rows, which is the cheap direction. Values per
 query, such as sums and positions, are along lanes, as in memory. The heads of a position are concatenated in memory, as
-in the projections before and after attention. Neither the kernel nor XLA therefore transposes anything, unless the
+in the projections before and after attention. XLA therefore transposes nothing before and after the kernel, unless the
 model computes with separate heads, for example for rotary positions.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
@@ -60,7 +60,7 @@ def flash(
       query_ids, key_ids: int32 [B, Q] and [B, K]; queries attend only to keys with the same id, and never to id -1.
       query_order, key_order: int32 [B, Q] and [B, K], ranks; queries attend only to keys of a lower rank.
       prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
-      window: int32 []; queries attend only to keys at distances less than this. 0: no limit.
+      window: int32 []; queries attend only to keys at distances less than this. None or 0: no limit.
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
       relative: further terms of scores.
       offsets: int32 [4], indices of this call's first row, head, query and key; the last is a multiple of 16.
@@ -89,10 +89,11 @@ def flash(
 
 
 def _padded_ids(call, ids, order, relative):
-    """Pads the ids, ranks and segments that exist to whole tiles.
+    """Pads ids, ranks and segments to whole tiles.
 
     Returns:
-      A dict from names to arrays [B, 1, Q] or [B, 1, K].
+      A dict from names, such as `query_ids` and `key_order`, to arrays [B, 1, Q] or [B, 1, K]. Pairs that are None are
+      left out.
     """
     pairs = {"ids": (*ids, 0), "order": (*order, FIRST), "segments": (None, None, 0)}
     if relative is not None and relative.segments is not None:
@@ -177,7 +178,7 @@ def _scores(tile, blocks, head, visible):
 
 
 def _blocks(call, arrays, query_major):
-    """Returns a dict from the names of a program's inputs to block specifications; arguments are those of `_run`."""
+    """Returns a dict from the names of a program's inputs to block specifications."""
     size, heads, groups = call.tile, call.program_heads, call.tile.groups
 
     def spec(shape, index):
@@ -286,7 +287,10 @@ def _forward(call, query, key, value, terms, numbers, ids):
 
 
 def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
-    """Keeps running softmax statistics of a tile of queries: maximum, sum of exponentials, weighted sum of values."""
+    """Adds a tile of keys to the softmax statistics of a tile of queries, and stores the results after the last tile.
+
+    The statistics are, in scratch memory, the maximum, the sum of exponentials, and the weighted sum of values.
+    """
     call, is_single = tile.call, tile.call.key_tiles == 1
 
     def begin():
@@ -334,7 +338,8 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
 def _backward(call, query, key, value, terms, numbers, ids, out, sums, gradient):
     """Returns the gradients of query, key, value and terms.
 
-    One pass over the scores is used if the gradients of all queries of a row fit in VMEM, otherwise two passes.
+    There is one pass over the scores if the gradients of a row's queries fit in VMEM (`tiles.queries_fit`). Otherwise
+    there are two passes.
     """
     arrays = _arrays(query, key, value, terms, ids, out=out, gradient=gradient, sums=sums)
     size, lanes, group_lanes = call.tile, call.program_heads * call.head_dim, call.tile.groups * call.head_dim

@@ -1,9 +1,9 @@
 """Terms that the TPU kernel adds to the products of queries and keys: a bias by distance, and `RelativeScores`.
 
-The pairs of a tile of queries and a tile of keys that have a given distance from each other form a diagonal. Each of
-the D diagonals has a band: an array whose entries are ordered by the distance between a query and a key of the two
-tiles. Let q be the index of a query within its tile, and k the index of a key within its tile. Arrays and blocks of
-terms have these names and shapes:
+All pairs of tiles with the same difference between the index of the tile of queries and the index of the tile of keys
+form a diagonal. Each of the D diagonals has a band: an array whose entries are ordered by the distance between a query
+and a key of the two tiles. Let q be the index of a query within its tile, and k the index of a key within its tile.
+Arrays and blocks of terms have these names and shapes:
 
 - `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of a band is for q - k = x - (T - 1).
 - `key_bands` [P, D, n · H, 2 T]: entry x of a band is for k - q = x - (T - 1). If there are vectors for rows whose text
@@ -32,7 +32,7 @@ _STRIP = 128
 
 
 def has_vectors(relative):
-    """Whether there are vectors by distance. They need square tiles."""
+    """Returns whether a `RelativeScores` has vectors by distance, which need square tiles; False for None."""
     return relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
 
 
@@ -59,7 +59,7 @@ def arrays(call, distance_bias, relative):
 
 
 def _bands(call, rows, reverse):
-    """Returns the bands of `rows` [N or N · H, Q + K - 1].
+    """Returns the bands [P, D, n or n · H, 2 T] of `rows` [N or N · H, Q + K - 1].
 
     Args:
       rows: entries by distance: entry j is for keys that are j - (Q - 1) positions after the query.
@@ -112,7 +112,7 @@ def _key_band(tile, query_tile, key_tile):
 
 
 def key_outputs(call, terms):
-    """Returns the outputs of a pass over keys: the gradients of all terms except segment scores.
+    """Describes the outputs of a pass over keys: the gradients of all terms except segment scores.
 
     Returns:
       A pair of dicts by name of the term: the block specifications, and the shapes.
@@ -134,7 +134,7 @@ def key_outputs(call, terms):
 
 
 def query_outputs(call, terms, length, index):
-    """Returns the outputs of a pass over queries: the gradients of segment scores, if there are any.
+    """Describes the outputs of a pass over queries: the gradients of segment scores, if there are any.
 
     Args:
       length: number of queries in a block.
@@ -153,13 +153,16 @@ def query_outputs(call, terms, length, index):
 
 
 def products(call, names):
-    """Returns the number of matrix products, of queries × keys × head_dim, per tile for the terms in a forward pass."""
+    """Returns the number of matrix products per tile for the terms in a forward pass, a float.
+
+    A product of queries × keys × head_dim counts as 1.
+    """
     size = call.tile.keys
     return sum(name in names for name in ("query_bands", "key_bands")) * (1 + min(_STRIP, size) / size)
 
 
 def add(tile, blocks, head, scores):
-    """Adds the terms of a head to a tile of its scores, float32 [keys, queries]."""
+    """Returns the sum of a tile of a head's scores, float32 [keys, queries], and the terms."""
     of_head, of_group = tile.lanes(head)
     if "bias_bands" in blocks:
         scores = scores + _bias(blocks["bias_bands"][0, 0, head : head + 1], tile.call.tile.keys)

@@ -1,4 +1,4 @@
-"""One tile of scores of the TPU kernel: the static arguments of a call, and the indices and masks of a tile.
+"""Static arguments of a call of the TPU kernel, and the indices and masks of one tile of scores.
 
 Shapes are those of `tpu`.
 """
@@ -24,7 +24,8 @@ class TpuCall:
       batch, heads, groups, head_dim: B, N, G, H.
       queries, keys: Q and K before padding to whole tiles.
       tile: tile sizes.
-      causal, rate, broadcast, interpret: as in `flash`.
+      causal, broadcast, interpret: as in `flash`.
+      rate: realized dropout rate (`dropout.realized`); 0 without a seed.
       has_ids, has_order, has_prefix, has_window, has_reverse: whether the call has these optional arrays.
       device_kind: JAX's name of the kind of device.
     """
@@ -74,12 +75,15 @@ class TpuCall:
 
     @property
     def masked(self) -> bool:
-        """Whether some keys are not visible to some queries."""
+        """Whether there are masks, including the mask of keys that pad the last tile."""
         has_padding = self.keys % self.tile.keys != 0
         return self.causal or self.has_ids or self.has_order or self.has_window or has_padding
 
     def num_visible_tiles(self) -> int:
-        """Estimates the number of tiles of scores computed per head. Ignores all masks except causality."""
+        """Estimates the number of tiles of scores computed per head and row.
+
+        Only causality reduces the number; a causal stack with a prefix counts all tiles.
+        """
         if not self.causal or self.has_prefix:
             return self.query_tiles * self.key_tiles
         if self.queries < self.keys:  # Devices have different parts of a row; half are visible on average.
@@ -114,7 +118,7 @@ class ScoreTile:
 
     @property
     def prefix(self):
-        """Number of leading keys of the row that are visible to all queries."""
+        """Number of leading keys of the row that are visible to all queries; defined only if the call has prefixes."""
         return self.of_row(0)
 
     @property
@@ -124,7 +128,7 @@ class ScoreTile:
 
     @property
     def window(self):
-        """Window of the layer. If the window is 0, which means no limit, the value is the largest integer."""
+        """Window of the layer. The largest int32 replaces a window of 0, which means no limit."""
         window = self.numbers[WINDOW]
         return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
 
@@ -141,7 +145,10 @@ class ScoreTile:
         return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
 
     def visibility(self):
-        """Returns a pair: whether a key may be visible to a query, and whether all keys are visible to all queries."""
+        """Returns a pair: whether any key may be visible to a query, and whether all keys are visible to all queries.
+
+        If the bounds of the tile do not decide, the first is True and the second is False.
+        """
         call, some, every = self.call, True, True
         if call.causal:
             some, every = self.first_key <= self.last_query, self.last_key <= self.first_query
@@ -172,7 +179,10 @@ class ScoreTile:
         return self.first_key + jax.lax.broadcasted_iota(jnp.int32, (self.call.tile.keys, 1), 0)
 
     def visible(self, blocks):
-        """Returns the mask of the tile, bool [keys, queries]: True for keys that are visible to a query."""
+        """Returns the mask of the tile, bool: True if a key is visible to a query.
+
+        The shape is [keys, queries], or one that broadcasts to it. The call must have masks.
+        """
         call, queries, keys = self.call, self.queries(), self.keys()
         masks = []
         if call.causal:
@@ -188,9 +198,9 @@ class ScoreTile:
         return functools.reduce(jnp.logical_and, masks)
 
     def keep_mask(self, head):
-        """Returns the dropout mask of a head of this program, bool [keys, queries].
+        """Returns the dropout mask of a head of this program, bool [keys, queries]: True for weights to keep.
 
-        If all queries share a mask, it is bool [keys, 1].
+        If all queries share a mask, the shape is [keys, 1].
         """
         seed = self.numbers[SEED], self.numbers[SEED + 1]
         row = self.numbers[ROW] + self.row
@@ -210,10 +220,10 @@ class ScoreTile:
         return slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
 
     def when_visible(self, function, skip):
-        """Calls `function(masked)`. `masked` is False if all keys of the tile are visible to all of its queries.
+        """Calls `function(masked)`; `masked` is False if `visibility` finds that all keys are visible to all queries.
 
         Args:
-          skip: whether to skip the call if no key is visible.
+          skip: whether to skip the call if `visibility` finds that no key is visible.
         """
         if not self.call.masked:
             function(False)
@@ -226,8 +236,8 @@ class ScoreTile:
     def nearest_key_tile(self):
         """Returns the index of the tile of keys to fetch.
 
-        This is the index of this tile's keys or, if causality hides all of them, of the last visible tile of keys.
-        Tiles that causality hides are therefore not fetched.
+        This is the index of this tile's keys. If causality hides all of these keys, it is the index of the last visible
+        tile of keys, or 0. Tiles that causality hides are thus not fetched, except tile 0.
         """
         if not self.call.causal or self.call.has_prefix:
             return self.key_tile
@@ -237,8 +247,8 @@ class ScoreTile:
     def nearest_query_tile(self):
         """Returns the index of the tile of queries to fetch.
 
-        This is the index of this tile's queries or, if causality hides all keys from them, of the first tile of queries
-        that attends to the keys.
+        This is the index of this tile's queries. If causality hides all keys from these queries, it is the index of the
+        first tile of queries that attends to the keys, or of the last tile of queries.
         """
         if not self.call.causal or self.call.has_prefix:
             return self.query_tile

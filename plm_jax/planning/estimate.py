@@ -9,9 +9,9 @@ All terms are times at the hardware's full speed:
 - `network`: communication while other work runs (asynchronous collectives, rings).
 - `synchronous`: communication during which all other work waits.
 
-With several slices, communication between slices is another argument of the maximum. The bound assumes that all work of
-the program overlaps. Real steps take longer: for BERT-large, the more realistic estimate of `step_time` is about twice
-as long.
+If there is communication between slices, its time is another argument of the maximum. The bound assumes that all work
+of the program overlaps. Real steps take longer: for BERT-large, the more realistic estimate of `step_time` is about
+twice as long.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,10 +90,13 @@ def kernel_flops_at_peak(device_kind: str, work: Work) -> float:
 def estimate(device_kind: str, work: Work) -> dict[str, Any]:
     """Returns the lower bound of a step's time, in a form that can be written as JSON.
 
+    Args:
+      device_kind: name of a device with an entry in `flops.CHIPS`.
+
     Returns:
       A dict with three entries: `seconds`, a dict in which `optimistic` is the lower bound; `bound`, the name of the
-      longest part of the bound; and `seconds_alone`, the seconds of each part. The MFU is not included, because the
-      bound would overstate it.
+      longest part of the bound; and `seconds_alone`, the seconds of each part. There is no MFU, because the bound would
+      overstate it.
     """
     chip = flops.chip(device_kind)
     assert chip is not None  # Every device kind with a compiler is known.

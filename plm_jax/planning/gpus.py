@@ -31,7 +31,7 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
       slices: number of slices, which must be 1.
 
     Raises:
-      UserError: the compiler is missing, or the topology is invalid.
+      UserError: the compiler is missing, the topology is invalid, or `slices` is not 1.
     """
     if slices != 1:
         raise UserError(f"--slices={slices} applies to TPUs only: pass the total number of GPUs, such as gpu:h100:16")
@@ -54,7 +54,10 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
 
 
 def memory_share() -> float:
-    """Returns the share of a GPU's memory that JAX uses: the value of an environment variable, or JAX's default.
+    """Returns the share of a GPU's memory that JAX uses, 0.75 by default.
+
+    The environment variables XLA_CLIENT_MEM_FRACTION and XLA_PYTHON_CLIENT_MEM_FRACTION override the default; the first
+    one that is set decides.
 
     Raises:
       UserError: the variable is not a number above 0 and at most 1.

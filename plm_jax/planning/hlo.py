@@ -103,7 +103,7 @@ class Instruction:
 
     @property
     def target(self) -> str | None:
-        """Target of a custom call."""
+        """Target of a custom call; None for other instructions."""
         match = re.search(r'custom_call_target="([^"]*)"', self.rest)
         return match and match[1]
 
@@ -115,7 +115,7 @@ class Instruction:
         return [*names, str(self.attribute("to_apply")).removeprefix("%")] if self.opcode in _CALLS else names
 
     def attribute(self, name: str) -> str | None:
-        """Returns the value of `name=value`, up to the next comma."""
+        """Returns the value of `name=value`, up to the next comma or space; None if there is no such attribute."""
         match = re.search(rf"\b{name}=([^,\s]+)", self.rest)
         return match and match[1]
 
@@ -150,7 +150,7 @@ class Collective(NamedTuple):
       groups: devices that communicate: the first group of devices or, for a permute, all pairs of devices. Empty for
         transfers between slices.
       source: operation of the traced program from which the collective was compiled, including the loops around the
-        operation (`…/stack/while/body/…`).
+        operation (`…/stack/while/body/…`); empty if unknown.
     """
 
     kind: str
@@ -201,7 +201,11 @@ class HloModule:
     def trips(self, loop: Instruction) -> int:
         """Returns the trip count of a loop.
 
-        The loop counts from 0 to a constant. The increment is 1 or, if the loop is unrolled, another constant.
+        This is the number that the compiler notes. Without such a note, the loop must count from 0 to a constant, with
+        a constant increment.
+
+        Raises:
+          ValueError: there is no note, and the limit or the increment is not a constant.
         """
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
@@ -221,8 +225,8 @@ class HloModule:
     ) -> tuple[Instruction, list[Instruction]]:
         """Returns the operation that computes the value of an instruction, and the operands of this operation.
 
-        If the instruction is a copy or a fusion, the operation is the one whose result it copies or returns. On GPUs,
-        the comparison and the increment of a loop are in fusions.
+        Copies are followed to the copied instruction. The operation of a fusion is the root of the fusion. On GPUs, the
+        comparison and the increment of a loop are in fusions.
         """
         while instruction.opcode == "copy":
             instruction = computation[instruction.operands[0]]
@@ -235,9 +239,9 @@ class HloModule:
         return root, [operands[int(i.rest.partition(")")[0])] if i.opcode == "parameter" else i for i in root_operands]
 
     def collectives(self) -> list[Collective]:
-        """Returns the collectives of the program.
+        """Returns the collectives that the program reaches, including transfers between slices.
 
-        The parts of an asynchronous collective share a channel and are returned as one collective.
+        The parts of an asynchronous collective share a channel. Only the part that starts the collective is returned.
         """
         parts: dict[str, list[Step]] = {}
         for step in self.steps():
@@ -275,7 +279,10 @@ class HloModule:
         return sum(s.times * self.traffic(s) for s in self.steps() if not s.fused)
 
     def traffic(self, step: Step) -> int:
-        """Estimates the bytes that one run of an instruction reads from and writes to a device's memory."""
+        """Estimates the bytes that one run of an instruction reads from and writes to a device's memory.
+
+        The traffic of a loop, a branch or a call is 0; the instructions that it runs have their own traffic.
+        """
         instruction = step.instruction
         if instruction.opcode in _NO_TRAFFIC or instruction.opcode.endswith("-done"):
             return 0
@@ -366,7 +373,7 @@ class HloModule:
 
 
 def crosses_slices(collective: Collective, slice_of: Sequence[int]) -> bool:
-    """Whether a collective involves devices of several slices.
+    """Returns whether a collective involves devices of several slices.
 
     Args:
       slice_of: index of each device's slice, in the order of the mesh.
@@ -397,13 +404,13 @@ def _moved(start: Instruction) -> int:
 
 
 def _is_continuation(step: Step) -> bool:
-    """Whether a step is the continuation of a collective that an earlier fusion started."""
+    """Returns whether a step continues or ends a collective that an earlier fusion started."""
     ends = step.caller is not None and step.caller.name.startswith(ENDS)
     return ends or step.computation.startswith(CONTINUES)
 
 
 def _between_slices(instruction: Instruction) -> bool:
-    """Whether an instruction passes an array to the host, which exchanges it with other TPU slices."""
+    """Returns whether an instruction passes an array to the host for an exchange with other TPU slices."""
     return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.rest
 
 

@@ -50,7 +50,11 @@ OTHER_KERNELS = 0.375
 def flops_at_peak(device_kind: str, name: str, product_flops: float, scores: float, drops: bool) -> float:
     """Returns the time of a kernel in FLOPs: the time in seconds multiplied by the chip's peak FLOP/s.
 
+    If `SCHEDULES` has no entry for the device and the kernel, the kernel's matrix products are assumed to reach the
+    share `OTHER_KERNELS` of the peak.
+
     Args:
+      device_kind: JAX's name of the kind of device.
       name: name of the kernel.
       product_flops: FLOPs of the kernel's matrix products.
       scores: number of attention scores.

@@ -82,7 +82,7 @@ class OperationCost(NamedTuple):
     Attributes:
       kind: one of KINDS.
       core: seconds of the core at best.
-      core_at_worst: seconds of the core by the compiler's cycle count.
+      core_at_worst: seconds of the core by the compiler's cycle count, but at least `core`.
       memory: seconds of traffic with HBM.
       network: seconds of transfers within the slice.
       slices: seconds of transfers between slices.
@@ -119,7 +119,7 @@ class CostModel:
         drops: bool = False,
         rings: bool = True,
     ):
-        """Prepares the rates of a device.
+        """Prepares to time the instructions of a program.
 
         Args:
           module: compiled program.
@@ -127,7 +127,7 @@ class CostModel:
           slice_of: index of each device's slice, in the order of the mesh.
           drops: whether attention weights are dropped.
           rings: whether, along each dimension of a slice, the last chip is linked to the first chip. If not,
-            collectives have half of the bandwidth.
+            collectives other than permutes have half of the bandwidth.
         """
         chip, core = flops.chip(device_kind), core_of(device_kind)
         assert chip is not None and core is not None

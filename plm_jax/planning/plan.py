@@ -41,11 +41,11 @@ def plan(
     price: float = 0.0,
     run_search: bool = False,
 ) -> dict[str, Any]:
-    """Compiles the step of the costliest phase and reports its memory, communication and time.
+    """Compiles the step of the phase from `costliest_phase`, and reports its memory, communication and time.
 
     Args:
       topology: topology of each TPU slice, such as `v5p:4x4x4`; or GPUs, such as `gpu:h100:8`; or `none`, which
-        compiles nothing and reports the shapes on one device.
+        compiles nothing and reports sizes on one device. With `none`, the arguments that follow are ignored.
       report: called with lines of progress.
       slices: number of TPU slices, connected by the data center's network.
       price: dollars per hour of a chip; 0 if the price is unknown.
@@ -53,10 +53,10 @@ def plan(
 
     Returns:
       A dict that can be written as JSON. Bytes are per device; FLOPs and counts of collectives are per step. With the
-      topology `none`, values that need the compiler are None or missing. With `run_search`, the dict has the entries of
-      `_search`. Otherwise, if the step does not fit, `suggestion` contains the settings of the first of `remedies` with
-      which the step fits, or None if no remedy suffices. If rows are packed and their cache exists, `padding` describes
-      their padding.
+      topology `none`, values that need the compiler are None or missing. With `run_search`, the dict describes the best
+      candidate, and `tried` lists all candidates that were compiled. Without `run_search`, if the step does not fit,
+      `suggestion` contains the settings of the first of `remedies` with which the step fits, or None if no remedy
+      suffices. If rows are packed and their cache exists, `padding` describes their padding.
 
     Raises:
       UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit the topology.
@@ -82,7 +82,7 @@ def plan(
 def _describe_padding(run: config.Run, report: Callable[[str], None]) -> dict[str, Any]:
     """Returns a dict with the entry `padding` of the report.
 
-    The dict is empty if the rows are not packed or have no cache.
+    The dict is empty if the rows are not packed, or if their padding is unknown, for example without a cache.
     """
     if not isinstance(run.data.layout, config.Packed):
         return {}
@@ -98,8 +98,12 @@ def _describe_padding(run: config.Run, report: Callable[[str], None]) -> dict[st
 def slice_devices(topology: str, slices: int = 1) -> list[Any]:
     """Returns abstract devices, for which programs can be compiled without the hardware.
 
+    Args:
+      topology: as in `plan`, but not `none`.
+      slices: number of TPU slices; 1 for GPUs.
+
     Raises:
-      UserError: the compiler is missing, or the topology is unknown.
+      UserError: the compiler is missing, or the topology or the number of slices is invalid.
     """
     return gpus.devices(topology, slices) if topology.startswith("gpu:") else tpus.devices(topology, slices)
 
@@ -125,8 +129,8 @@ def _suggestion(
 ) -> dict[str, Any] | None:
     """Returns the settings of the first of `remedies` with which the step fits, or None.
 
-    A remedy is skipped if the estimate of `search.estimate_cost` indicates that the step would need more than 1.3 times
-    the memory of a device.
+    A remedy is skipped if it does not divide the rows of some phase. If `required_bytes` is known, a remedy is also
+    skipped if the step would need more than 1.3 times the memory of a device, scaled by `search.estimate_cost`.
     """
     run_phase, chip = costliest_phase(run), _chip(devices)
     parameters = _count(run)
@@ -151,13 +155,18 @@ def _suggestion(
 
 
 def _search(run: config.Run, devices: list[Any], price: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Compiles the run as configured, and then `search.candidates` in order until a few of them fit.
+    """Compiles the run as configured, and then `search.candidates` in order until enough of them are compiled.
+
+    The search ends after `MAX_FITTING` candidates that fit, or after `MAX_COMPILED` candidates.
 
     Returns:
       The report of the best candidate: the one that fits and has the lowest estimated time or, if none fits, the one
-      that was compiled first. `settings` contains the settings in which the best candidate differs from the run.
-      `tried` contains the settings, memory and estimate of each compiled candidate: first the candidates that fit, in
-      order of estimated time, and then the remaining candidates.
+      that was compiled first. `settings` contains the settings in which the best candidate differs from the run, and
+      `candidates` the number of candidates. `tried` contains the settings, memory and estimate of each compiled
+      candidate: first the candidates that fit, in order of estimated time, and then the remaining candidates.
+
+    Raises:
+      UserError: no candidate can be built, because no mesh divides the batch.
     """
     phase, chip = costliest_phase(run), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
@@ -211,9 +220,11 @@ def device_bytes(tree) -> int:
 def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any], config.Run]]:
     """Yields changes that save memory, in ascending order of the loss of speed.
 
-    Each change is a pair: a dict of changed settings, and the changed run. Sharding over all devices, or using up to
-    four times as many microbatches, costs some bandwidth. Recomputing cheap operations costs little time; recomputing
-    whole blocks costs a quarter of the time of a step. The last change uses microbatches of one row per device.
+    Each change is a pair: a dict of changed settings, and the changed run. The first change moves the devices of the
+    axis `data` to the axis `fsdp`, unless `data` is 1. All later changes include this change. Sharding over all
+    devices, or using up to four times as many microbatches, costs some bandwidth. Recomputing cheap operations costs
+    little time; recomputing whole blocks costs a quarter of the time of a step. The last change uses microbatches of
+    one row per shard.
     """
     change: dict[str, Any] = {}
     sizes = meshes.resolved(run.mesh, num_devices)
@@ -259,7 +270,10 @@ def _shapes(programs: Programs) -> dict[str, Any]:
 
 
 def _compiled(programs: Programs, report: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
-    """Returns the entries of `_shapes`, the results of the compiler and, with a price, the cost of a token."""
+    """Returns the entries of `_shapes`, the results of the compiler and, with a price, the cost of a token.
+
+    If the compiler reports that the memory does not suffice, most of these results are missing.
+    """
     result, phase = _shapes(programs), costliest_phase(programs.run)
     program = programs.at(phase)
     num_devices = program.mesh.size
@@ -325,7 +339,7 @@ def _estimate(
 
 
 def _requested_bytes(message: str) -> int | None:
-    """Parses the compiler's error message; returns the number of bytes that the step needs, or None."""
+    """Returns the number of bytes that the step needs according to the compiler's error message, or None."""
     match = re.search(r"\((\d+(?:\.\d+)?)([KMG])\) exceeds", message) or re.search(
         r"Used (\d+(?:\.\d+)?)([KMG]) of", message
     )

@@ -1,4 +1,4 @@
-"""FLOPs of the matrix products of a compiled TPU program, which writes them as convolutions."""
+"""FLOPs of the matrix products of a compiled TPU program. The compiler writes matrix products as convolutions."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def _labels(convolution: hlo.Instruction) -> tuple[str, str, str]:
 
 
 def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.Instruction]) -> float:
-    """Returns the FLOPs of a convolution. Window positions outside of the array or in gaps are not counted.
+    """Returns the FLOPs of a convolution, counted as in `_pairs` along each axis of its window.
 
     Args:
       instructions: instructions, by name, of the computation that contains the convolution.
@@ -64,7 +64,7 @@ def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.
 
 
 def _window(convolution: hlo.Instruction) -> dict[str, list[int]]:
-    """Returns a dict with the size, padding, stride and dilations of a window; each is a list over axes."""
+    """Returns the arguments of `_pairs` that describe a window, by name; each is a list over axes."""
     match = _WINDOW.search(convolution.rest)
     fields = dict(field.split("=") for field in match[1].split()) if match else {"size": ""}
     axes = [int(size) for size in fields["size"].split("x") if size]
@@ -80,6 +80,15 @@ def _pairs(data: int, result: int, size: int, padding: int, stride: int, gaps: i
     """Counts the multiplications along one axis: the pairs of a result and a window position on a data element.
 
     Window positions in the padding, or in the gaps between data elements, are not counted.
+
+    Args:
+      data: number of data elements.
+      result: number of results.
+      size: number of window positions.
+      padding: padding before the first data element.
+      stride: distance between the windows of consecutive results.
+      gaps: distance between data elements (dilation of the data).
+      spread: distance between window positions (dilation of the window).
     """
     if math.prod((padding + 1, stride, gaps, spread)) == 1 and result + size - 1 <= data:
         return result * size

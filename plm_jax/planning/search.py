@@ -1,7 +1,6 @@
 """Meshes, microbatches and levels of recomputation for a run on some devices, ranked by a closed-form estimate.
 
-The estimate is cheap and rough. It only selects the candidates to compile; the compiled programs decide. All figures
-are per device.
+The estimate is cheap and rough. It only selects the candidates to compile; the compiled programs decide.
 """
 
 import dataclasses
@@ -56,10 +55,12 @@ def candidates(
 ) -> list[MeshCandidate]:
     """Returns changes of the mesh, microbatches and recomputation of a run, in ascending order of estimated time.
 
-    The number of shards of each candidate divides the batch size of the phase. Candidates with an estimated memory of
-    more than 1.2 times the memory of a device are left out, because the estimate is rough.
+    The number of shards over which each candidate divides a batch divides the batch size of the phase. Candidates with
+    an estimated memory of more than 1.2 times the memory of a device are left out. The limit is not 1 because the
+    estimate is rough. The unchanged run is left out, too.
 
     Args:
+      phase: phase of the run for which costs are estimated.
       parameters: number of parameters.
       devices: number of devices.
     """
@@ -89,12 +90,14 @@ def with_settings(
 
     Args:
       phase: phase of the run that gets `microbatches` microbatches. Every other phase gets the smallest number of
-        microbatches for which a microbatch has at most as many tokens as a microbatch of `phase`.
-      sizes: new sizes of the mesh axes that change.
+        microbatches for which a microbatch has at most as many tokens as a microbatch of `phase`. If there is no such
+        number, its microbatches have one row per shard.
+      sizes: sizes of axes of the mesh, by name; other axes do not change.
       shards: number of shards over which the rows of a batch are divided.
 
     Returns:
-      A pair: the numbers of microbatches by config field, such as `train.phases.0.microbatches`; and the changed run.
+      A pair: the numbers of microbatches by config field, which is `train.microbatches` or fields such as
+      `train.phases.0.microbatches`; and the changed run.
     """
     run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes), model=run.model.with_speed(remat=remat))
     tokens = phase.batch_size // microbatches * phase.length
@@ -125,8 +128,11 @@ def estimate_cost(
     """Estimates the cost of a step in closed form.
 
     The time is the longest of three times (computation, memory traffic and communication), plus a tenth of the two
-    other times, because overlap is imperfect. The memory is the sum of the state, the weights of two layers and the
-    stored activations.
+    other times, because overlap is imperfect. The memory is the sum of the state, the weights of two layers, the stored
+    activations, and all activations of one layer.
+
+    Args:
+      sizes: sizes of the axes of the mesh, by name; `context` and `stage` are 1 if they are missing.
     """
     data, fsdp, tensor = sizes["data"], sizes["fsdp"], sizes["tensor"]
     context, pipeline_stages = sizes.get("context", 1), sizes.get("stage", 1)
@@ -158,7 +164,8 @@ def estimate_cost(
 def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
     """Returns three numbers: the width, the number of layers, and the number of activations per token and layer.
 
-    Only activations that the backward pass of a layer reads are counted.
+    Only activations that the backward pass of a layer reads are counted. The numbers of a model that is not a
+    transformer are guesses.
     """
     model = run.model
     if not isinstance(model, TransformerConfig):
@@ -173,7 +180,8 @@ def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
 def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict[str, int]]:
     """Yields plausible meshes, as dicts from axes to sizes.
 
-    The size of `tensor` divides the number of heads. The axis `context` is only used for long rows.
+    The size of `tensor` divides the number of key/value heads. The axis `context` is only used for rows of at least
+    8192 tokens.
     """
     model = run.model
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
@@ -194,7 +202,7 @@ def _powers(limit: int) -> list[int]:
 
 
 def _divisors(number: int) -> list[int]:
-    """Returns the powers of two that divide a number, and the number itself."""
+    """Returns the powers of two that divide a number, and the number itself, in ascending order."""
     return sorted({size for size in _powers(number) if number % size == 0} | {number})
 
 

@@ -1,4 +1,4 @@
-"""TPU slices that Google offers. Launchers import this file, so it needs only the standard library."""
+"""TPU slices that Google offers. Launchers import this file, so it uses no third-party packages."""
 
 import math
 import re
@@ -20,7 +20,8 @@ def check(topology: str) -> None:
     """Checks that Google offers a slice. The compiler would also accept other slices.
 
     Raises:
-      UserError: Google offers no such slice. The message names the nearest slice.
+      UserError: the topology is malformed, or Google offers no such slice. In the second case, the message names the
+        nearest slice.
     """
     generation, sizes = _parts(topology)
     if generation not in GENERATIONS or not sizes:
@@ -39,7 +40,7 @@ def check(topology: str) -> None:
 
 
 def available_slices(generation: str) -> list[tuple[int, ...]]:
-    """Returns the slices of a generation. Each slice is a tuple of the numbers of chips along its dimensions."""
+    """Returns the slices of a generation, each as a tuple of the numbers of chips along its dimensions."""
     if generation not in _LARGEST:
         return list(_FLAT)
     cubes = _LARGEST[generation] // 64
@@ -52,7 +53,7 @@ def available_slices(generation: str) -> list[tuple[int, ...]]:
 
 
 def wraps(topology: str) -> tuple[bool, ...]:
-    """Returns, for each of three dimensions, whether a slice wraps around: the last chip is linked to the first chip.
+    """Returns, for each of three dimensions, whether a slice wraps around: whether its last and first chip are linked.
 
     A v4, v5p or TPU7x slice wraps around in all dimensions if all sizes are multiples of 4, and otherwise in no
     dimension. A v5e or v6e slice wraps around in each dimension of size 16.
@@ -64,7 +65,7 @@ def wraps(topology: str) -> tuple[bool, ...]:
 
 
 def has_rings(sizes: Sequence[int]) -> bool:
-    """Whether a slice wraps around in every dimension with more than one chip.
+    """Returns whether a slice wraps around in every dimension with more than one chip.
 
     Args:
       sizes: numbers of chips along x, y and z. Slices of v5e and v6e have one chip along z.

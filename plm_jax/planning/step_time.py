@@ -26,9 +26,9 @@ class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:
-      optimistic: seconds with the constants OPTIMISTIC, but at least `middle` / MOST.
+      optimistic: seconds with the optimistic constants, but at least `middle` / MOST.
       middle: seconds with the fitted constants.
-      pessimistic: seconds with the constants PESSIMISTIC, but at most `middle` · MOST.
+      pessimistic: seconds with the pessimistic constants, but at most `middle` · MOST.
       clock: state at the end of the simulation with the fitted constants; the values of `by_kind` add up to `middle`.
     """
 
@@ -54,7 +54,8 @@ def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
     """Simulates a step three times: with optimistic, with fitted, and with pessimistic constants.
 
     Args:
-      assumptions: the fitted constants.
+      assumptions: the fitted constants. The optimistic and the pessimistic `products` are multiplied by the ratio of
+        the fitted `products` to that of `MIDDLE`.
     """
     scale = assumptions.products / MIDDLE.products
     best, worst = (extreme._replace(products=scale * extreme.products) for extreme in (OPTIMISTIC, PESSIMISTIC))
@@ -68,7 +69,7 @@ def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
 
 
 def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: float) -> dict[str, Any]:
-    """Returns the time of a step and possible savings, in a form that can be written as JSON.
+    """Returns the time of a step and the largest possible savings, in a form that can be written as JSON.
 
     Args:
       model_flops: model FLOPs of a step on one device.
@@ -85,7 +86,11 @@ def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: f
 
 
 def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]:
-    """Returns changes that could save time, in descending order of the possible saving."""
+    """Returns changes that could save time, in descending order of the possible saving, which may be 0.
+
+    Args:
+      recomputed: as in `describe`.
+    """
     share, clock = model.core.product_share, time.clock
     at_share = share * model.chip.flops
 
@@ -94,7 +99,7 @@ def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]
 
         Returns:
           A pair: the total loss in seconds; and a text such as `f32[8,128]`. The text describes the largest result of
-          the operation that loses the most time.
+          the operation that loses the most time, and is empty if there are no such operations.
         """
         losses = {}
         for (kind, computation, name), seconds in clock.by_operation.items():
@@ -133,10 +138,10 @@ def ranking_seconds(estimate: dict[str, Any]) -> float:
 
 
 def differ(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two estimated times differ clearly: `middle` of each estimate is outside of the range of the other.
+    """Returns whether two estimated times differ clearly.
 
-    The range of an estimate is from `optimistic` to `pessimistic`. If `middle` of an estimate is None, the result is
-    True.
+    They do if `middle` of each estimate is outside of the range of the other, which is from `optimistic` to
+    `pessimistic`. If `middle` of either estimate is None, the result is True.
     """
     first, second = estimate["seconds"], other["seconds"]
     if first["middle"] is None or second["middle"] is None:

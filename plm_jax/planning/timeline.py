@@ -60,7 +60,7 @@ class Clock:
       free: dict from the name of each unit to the time, in seconds, at which the unit is free again.
       by_kind: seconds by kind of operation.
       by_operation: seconds by (kind, computation, instruction); waits of the instruction for transfers are included.
-      runs: number of runs by (computation, instruction).
+      runs: number of runs of instructions other than asynchronous ones, by (computation, instruction).
       transfers: number of transfers that have started.
     """
 
@@ -82,7 +82,10 @@ class Clock:
         return self.free[unit]
 
     def spend(self, until: float, kind: str, operation: tuple[str, str]) -> None:
-        """Advances `now` to `until`, but never backwards, and adds the difference to `by_kind` and `by_operation`."""
+        """Advances `now` to `until`, and adds the difference to `by_kind` and `by_operation`.
+
+        If `until` is before `now`, the clock does not change.
+        """
         seconds = max(until - self.now, 0.0)
         self.by_kind[kind] += seconds
         self.by_operation[kind, *operation] += seconds

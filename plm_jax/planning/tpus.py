@@ -12,14 +12,15 @@ from plm_jax.planning.slices import check, wraps
 
 
 def devices(topology: str, slices: int = 1) -> list[Any]:
-    """Returns abstract devices of TPU slices. A v4 or v5p chip is one device; a TPU7x chip is two devices.
+    """Returns abstract devices of TPU slices. A TPU7x chip is two devices; any other chip is one device.
 
     Args:
       topology: topology of each slice, such as `v5p:4x4x4`.
       slices: number of slices.
 
     Raises:
-      UserError: libtpu is missing or does not fit the installed JAX, or Google offers no such slice.
+      UserError: libtpu is missing or does not fit the installed JAX; Google offers no such slice, or the compiler
+        rejects it; or `slices` is below 1.
     """
     check(topology)
     if slices < 1:

@@ -23,9 +23,10 @@ from plm_jax.training.optimizers import (
 
 @dataclass(frozen=True)
 class LambConfig(OptimizerConfig):
-    """AdamW that scales the update of each tensor, except biases and scales of norms, to its L2 norm (You et al. 2020).
+    """AdamW that scales the update of each tensor to the L2 norm of the tensor (You et al. 2020).
 
-    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
+    The updates of biases and of the scales of norms are not scaled in this way. The defaults are ALBERT's
+    (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
 
     Attributes:
       b1: decay rate of the first moment.
@@ -58,8 +59,9 @@ class StableAdamWConfig(OptimizerConfig):
     """AdamW with smaller updates for tensors whose gradients are unusually large (Wortsman et al. 2023).
 
     The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of `g² / max(v,
-    epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose weight decay of
-    1e-5 per step at a peak rate of 8e-4 corresponds to a `weight_decay` of 0.0125.
+    epsilon²)` over the tensor, g is the gradient, and v is the second moment. Gradients therefore need no clipping. The
+    defaults are ModernBERT's (Warner et al. 2024), whose weight decay of 1e-5 per step at a peak rate of 8e-4
+    corresponds to a `weight_decay` of 0.0125.
 
     Attributes:
       b1: decay rate of the first moment.
@@ -122,7 +124,10 @@ class LionConfig(OptimizerConfig):
 
 
 def _scale_by_trust_ratio() -> optax.GradientTransformation:
-    """Scales each tensor's update to the tensor's norm, unless either norm is 0 (You et al. 2020, algorithm 2)."""
+    """Returns a transformation that scales the update of each tensor to the norm of the tensor.
+
+    If the norm of the update or of the tensor is 0, the update is unchanged. Source: You et al. 2020, algorithm 2.
+    """
 
     def scaled(update, param):
         update_norm, param_norm = global_norm(update), global_norm(param)

@@ -36,10 +36,11 @@ _HEAD_DIM = 64
 
 
 def checksum(array: jax.Array, axes: Sequence[int] | None = None) -> jax.Array:
-    """Returns a checksum, uint32: the sum of an array's elements, whose bits are read as unsigned integers.
+    """Returns checksums, uint32: sums of an array's elements, whose bits are read as unsigned integers.
 
     Args:
-      axes: axes over which the elements are summed; None: all axes.
+      array: array of numbers of one, two or four bytes.
+      axes: axes over which the elements are summed; the result has the other axes. None: all axes.
     """
     bits = array
     if not jnp.issubdtype(array.dtype, jnp.unsignedinteger):
@@ -117,7 +118,7 @@ def _product(x: Any, kernel: Any) -> jax.Array:
 
 
 def block_inputs(dtype: Any, platform: str) -> dict[str, np.ndarray]:
-    """Returns the fixed inputs of `block`, the same in every process."""
+    """Returns the fixed inputs of `block`, the same in every process; on a CPU, the arrays are smaller."""
     width, tokens = (_CPU_WIDTH, _CPU_TOKENS) if platform == "cpu" else (_WIDTH, _TOKENS)
     hidden = 4 * width
     rng = np.random.default_rng(0)
@@ -166,7 +167,12 @@ class DeviceCheck:
 
 
 class ReplicaCheck:
-    """Comparison of the replicas of a tree of arrays over a mesh."""
+    """Comparison of the replicas of a tree of arrays over a mesh.
+
+    Attributes:
+      names: names of the leaves of the tree.
+      has_replicas: whether several devices have the same part of a leaf.
+    """
 
     def __init__(self, mesh: Mesh, tree: Any):
         """Prepares to check trees with the structure, shapes and shardings of `tree`."""
@@ -183,7 +189,10 @@ class ReplicaCheck:
         self._run = jax.jit(run, out_shardings=meshes.replicated(mesh))
 
     def __call__(self, tree: Any) -> "dict[str, Vote]":
-        """Returns the votes on the leaves whose replicas differ, by the name of the leaf."""
+        """Returns the votes on the leaves whose replicas differ, by the name of the leaf.
+
+        The devices that have the same part of a leaf vote on it. The `Vote` of a leaf combines these votes.
+        """
         checksums = np.asarray(self._run(jax.tree.leaves(tree)))
         votes = {}
         for name, shards, values in zip(self.names, self._shards, checksums.T, strict=True):
@@ -202,8 +211,9 @@ class Vote(NamedTuple):
     """Result of a comparison of devices.
 
     Attributes:
-      differing: indices of the devices whose results differ from a result that more than half of the devices share.
-      undecided: indices of all devices if no result is shared by more than half of them; otherwise empty.
+      differing: indices of the devices whose results differ from a result that more than half of the compared devices
+        share.
+      undecided: indices of all compared devices if no result is shared by more than half of them.
     """
 
     differing: tuple[int, ...] = ()

@@ -1,8 +1,9 @@
 """Presets of XLA's compiler options, by kind of device.
 
-`config.mesh.compiler_preset` names a preset; `auto` chooses the preset of the device. `config.mesh.compiler_options`
-are applied after the preset. The effects of the options were read from compiled programs: `python -m plm_jax plan`
-prints the bytes that are gathered, scattered and reduced, and how many of them overlap with other work.
+`config.mesh.compiler_preset` names a preset; `auto` chooses a preset for the devices and the shards of the weights.
+`config.mesh.compiler_options` are applied after the preset. The effects of the options were read from compiled
+programs: `python -m plm_jax plan` prints the bytes that are gathered, scattered and reduced, and how many of them
+overlap with other work.
 """
 
 import contextlib
@@ -113,13 +114,14 @@ def options(
     overrides: dict[str, str] | None = None,
     shard_rows: Callable[[], int | None] = lambda: None,
 ) -> dict[str, str]:
-    """Returns a dict from the names of XLA's options for a program over a mesh to their values.
+    """Returns XLA's options for a program over a mesh, as a dict from names to values.
 
     Args:
       preset: `config.mesh.compiler_preset`.
       overrides: `config.mesh.compiler_options`, applied after the preset.
-      shard_rows: function that returns the minimum number of rows or columns in a shard of a weight matrix; None if no
-        matrix is sharded. It is only called with the preset `auto`, for devices on which XLA uses rings.
+      shard_rows: function that returns the minimum number of rows or columns in a shard of a weight matrix, or None if
+        no matrix is sharded. It is only called if the preset is `auto` and the device's preset is `tpu`, for devices on
+        which XLA uses rings.
 
     Raises:
       UserError: there is no such preset.
@@ -137,7 +139,7 @@ def options(
 
 
 def audit_options(device_kind: str, libtpu_checker: bool) -> dict[str, str]:
-    """Returns XLA's options for a program whose results are compared with those of a second run.
+    """Returns XLA's options, by name, for a program whose results are compared with those of a second run.
 
     Args:
       libtpu_checker: whether libtpu's own checker checks the program as well; it only affects TPUs.
@@ -161,7 +163,7 @@ def option_errors() -> Iterator[None]:
 
 
 def preset_of(device_kind: str) -> str:
-    """Returns the name of the preset for a kind of device."""
+    """Returns the name of the preset for a kind of device; `none` if the kind has no preset."""
     return next((preset for part, preset in _OF_DEVICES.items() if part in device_kind), "none")
 
 

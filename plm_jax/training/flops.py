@@ -11,14 +11,17 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peak figures of one JAX device; for some GPUs only `flops` is known, and the other figures are 0 or NaN.
+    """Peak figures of one JAX device.
+
+    For some GPUs only `flops` is known. Their `hbm_bytes` is 0, and their bandwidths are NaN.
 
     Attributes:
       flops: peak dense bfloat16 FLOP/s.
       hbm_bytes: size of the memory.
       hbm_bandwidth: bandwidth of the memory, in bytes/s.
-      network_bandwidth: bytes/s sent to other chips of the slice, over all links together.
-      slice_bandwidth: bytes/s sent to other slices, over the data center network.
+      network_bandwidth: bytes/s sent to other chips of the slice, over all links together; a host of GPUs counts as a
+        slice.
+      slice_bandwidth: bytes/s sent to other slices, over the network between them.
       devices: number of JAX devices per chip.
     """
 
@@ -64,9 +67,9 @@ def per_step(
     """Returns the FLOPs of one training step on `rows` × `length` tokens.
 
     The FLOPs are three times those of the matrix products in the forward pass. Causal attention counts half, attention
-    with a window counts only the keys within the window, and the head counts only target positions. Recomputation,
-    embedding look-ups and the forward passes of references such as a teacher do not count. The other arguments are
-    those of `ModelConfig.macs`.
+    with a window counts only the keys within the window, and a vocabulary head counts only target positions.
+    Recomputation, embedding look-ups and the forward passes of references such as a teacher do not count. The other
+    arguments are those of `ModelConfig.macs`.
     """
     return int(3 * 2 * rows * model.macs(length, targets, decoder_length, samples))
 
@@ -74,15 +77,16 @@ def per_step(
 def of_program(jaxpr) -> int:
     """Returns the FLOPs of the matrix products of a traced program, on all devices together.
 
-    Every iteration of a loop is counted, and so is recomputation. The FLOPs of a Pallas kernel come from its
-    `cost_estimate` or, without one, are the FLOPs of the products in its body times the number of cells in its grid.
-    The FLOPs of cuDNN's attention are computed from the shapes, and halved if the attention is causal.
+    Every iteration of a `scan` is counted, and so is recomputation. The body of a `while` loop is counted once, because
+    its number of iterations is unknown. The FLOPs of a Pallas kernel come from its `cost_estimate` or, without one, are
+    the FLOPs of the products in its body times the number of cells in its grid. The FLOPs of cuDNN's attention are
+    computed from the shapes, and halved if the attention is causal.
     """
     return sum(times * _products(equation) for equation, times in equations(jaxpr))
 
 
 def kernels(jaxpr) -> dict[str, int]:
-    """Returns the FLOPs of Pallas kernels, by name; `of_program` includes them."""
+    """Returns a dict from the name of each Pallas kernel to its FLOPs, which `of_program` includes."""
     return _by_kernel(jaxpr, _products)
 
 
@@ -106,7 +110,10 @@ def _by_kernel(jaxpr, counted: Callable[[core.JaxprEqn], int]) -> dict[str, int]
 def equations(jaxpr, times: int = 1) -> Iterator[tuple[core.JaxprEqn, int]]:
     """Yields pairs: an equation of a traced program, and the number of times that it runs on all devices together.
 
-    Only the costliest branch of a `cond` counts.
+    Only the costliest branch of a `cond` is included. The body of a `while` loop counts as if it ran once.
+
+    Args:
+      times: number of times that the program runs.
     """
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -133,7 +140,7 @@ def _shards(params) -> int:
 
 
 def _products(equation: core.JaxprEqn) -> int:
-    """Returns the FLOPs of an equation that contains no inner programs."""
+    """Returns the FLOPs of an equation from `equations`; 0 unless it is a matrix product, a convolution or a kernel."""
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
@@ -161,5 +168,5 @@ def _shape(operand: core.Var | core.Literal) -> tuple[int, ...]:
 
 
 def chip(device_kind: str) -> Chip | None:
-    """Returns the figures of a kind of device, or None if it is unknown."""
+    """Returns the figures of a kind of device (JAX's `device_kind`), or None if the kind is unknown."""
     return next((chip for part, chip in CHIPS.items() if part.lower() in device_kind.lower()), None)

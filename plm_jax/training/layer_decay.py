@@ -16,8 +16,8 @@ from plm_jax.training.trainable import layer_numbers
 def factors(model: ModelConfig, decay: float, params: Any) -> Any:
     """Returns the factors by which the learning rates are multiplied, as a tree like `params`.
 
-    The factor of a stacked leaf is an array [rows, 1, …], with one row per stored layer. A factor is `decay` to the
-    power of `n + 2 - d`; the docstring of `OptimizerConfig` defines n and the depth d.
+    The factor of a stacked leaf is an array [rows, 1, …], with one entry for each row of the leaf. A factor is `decay`
+    to the power of `n + 2 - d`; the docstring of `OptimizerConfig` defines n and the depth d.
     """
     stacks = dict(zip(model.stack_paths, model.stacks, strict=True))
 
@@ -30,7 +30,7 @@ def factors(model: ModelConfig, decay: float, params: Any) -> Any:
 
 
 def _layers_above(names: list[str], leaf: Any, stacks: Mapping[str, StackConfig]) -> Any:
-    """Returns the exponent n + 2 - d of a leaf; for a stacked leaf, an array [rows, 1, …] with one row per layer."""
+    """Returns the exponent n + 2 - d of a leaf; for a stacked leaf, an array [rows, 1, …] with an exponent per row."""
     name = "/".join(names)
     for at, stack in stacks.items():
         if not name.startswith(f"{at}/"):
@@ -63,7 +63,7 @@ def check(model: ModelConfig, decay: float) -> None:
 
 
 def notes(model: ModelConfig, decay: float) -> list[str]:
-    """Returns lines that report which layers share a learning rate."""
+    """Returns lines that report which layers share a learning rate; an empty list if `decay` is 1 or none share one."""
     shared = [stack for stack in model.stacks if stack.stored_blocks < stack.blocks]
     if decay == 1.0 or not shared:
         return []

@@ -37,8 +37,8 @@ class MeshConfig:
       stage: number of pipeline stages that the layers are split into; `model.pipeline_microbatches` sets their
         microbatches.
       rules: sharding rules (logical axis, mesh axis), in order of priority; a rule shards a dimension with its logical
-        axis over its mesh axis, if the size of the mesh axis divides the size of the dimension. An array uses each mesh
-        axis at most once.
+        axis over its mesh axis, if the dimension then splits into equal shards. A vocabulary is sharded over `tensor`
+        in any case. An array uses each mesh axis at most once.
       gather: when sharded weights are gathered; `layer`: one layer at a time, in the forward and the backward pass of
         every microbatch; `step`: all weight matrices at once, before the first microbatch. A full copy of the matrices
         in the dtype `precision.gradients` must then fit in memory.
@@ -87,20 +87,22 @@ def build(mesh: MeshConfig, devices=None) -> Mesh:
     Over several TPU slices, only the axes `stage` and `data` cross from one slice to another.
 
     Args:
-      devices: devices of the mesh; all by default.
+      devices: devices of the mesh; None: all devices of JAX.
 
     Raises:
-      UserError: the axes do not multiply to the number of devices, or cannot be divided among the slices.
+      UserError: a size is invalid, or the sizes do not multiply to the number of devices, or they cannot be divided
+        among the slices.
     """
     devices = jax.devices() if devices is None else devices
     return Mesh(_arranged(list(resolved(mesh, len(devices)).values()), devices), AXES)
 
 
 def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Returns the sizes of the axes of a `MeshConfig` over `num_devices` devices.
+    """Returns the sizes of the axes of a `MeshConfig` over `num_devices` devices, by axis; a size of -1 is replaced.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+      UserError: a size is 0 or below -1, or several sizes are -1, or the sizes do not multiply to the number of
+        devices.
     """
     asked = dict(zip(AXES, sizes(mesh), strict=True))
     resolved_sizes = list(asked.values())
@@ -136,7 +138,10 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def num_slices(devices) -> int:
-    """Returns the number of TPU slices of the devices; the network is slower between slices than within a slice."""
+    """Returns the number of TPU slices of the devices; 1 for devices that are not TPUs.
+
+    The network is slower between slices than within a slice.
+    """
     if devices[0].platform != "tpu":  # A slice of GPUs is a host, and meshes may cross hosts.
         return 1
     # Devices of one slice that are described without hardware have no `slice_index`.
@@ -144,17 +149,20 @@ def num_slices(devices) -> int:
 
 
 def describe(sizes: Mapping[str, int]) -> str:
-    """Returns the sizes of a mesh's axes as settings, such as `mesh.fsdp=8`; leaves out axes of size 1."""
+    """Returns the sizes of a mesh's axes as settings, such as `mesh.fsdp=8 mesh.tensor=2`.
+
+    Axes of size 1 are left out. If all sizes are 1, the result is `mesh.data=1`.
+    """
     return " ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size != 1) or "mesh.data=1"
 
 
 def nearest(
     sizes: Mapping[str, int], num_devices: int, fits: Callable[[Mapping[str, int]], bool] = lambda sizes: True
 ) -> dict[str, int] | None:
-    """Returns the mesh of `num_devices` devices that is nearest to `sizes` and that `fits` accepts, or None.
+    """Returns the sizes of a mesh of `num_devices` devices: the nearest to `sizes` that `fits` accepts, or None.
 
-    The nearest mesh is reached with the fewest doublings and halvings of sizes. If there are several, the one that
-    changes the fewest axes is chosen. A size of -1 matches any size.
+    The nearest mesh is reached with the fewest doublings and halvings of sizes. If there are several, one that changes
+    the fewest axes is chosen. A size of -1 matches any size.
     """
 
     def distance(candidate):
@@ -168,7 +176,7 @@ def nearest(
 
 
 def _factored(axes: Sequence[str], number: int) -> Iterator[dict[str, int]]:
-    """Yields all sizes of the axes whose product is `number`, in decreasing order of the first axis."""
+    """Yields all dicts from axes to sizes whose product is `number`, in decreasing order of the first axis's size."""
     if len(axes) == 1:
         yield {axes[0]: number}
         return
@@ -196,7 +204,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Returns a sharded array of `values`, which must be the same in every process.
+    """Returns an array of `values` with a sharding; the values must be the same in every process.
 
     `jax.device_put` would compare the values between processes, and NaN differs from itself.
     """
@@ -215,11 +223,12 @@ def whole_over_tokens(rules: Rules) -> list[tuple[str, str]]:
 def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
     """Returns the shapes, types and shardings of a boxed tree as a run stores it.
 
-    Vectors (biases, scales of norms) are not split over the axes that split tokens, since gathering a vector takes
+    Vectors (biases, scales of norms) are not split over the axes that split tokens, because gathering a vector takes
     longer than its sharding saves.
 
     Args:
-      boxed: tree of shapes whose parameters have logical axes (`nn.Partitioned`).
+      boxed: tree of shapes. Leaves that are boxed in `nn.Partitioned` have logical axes; all other leaves are
+        replicated.
       padded: whether a vocabulary that the mesh does not divide is padded. Otherwise, arrays have their published
         shapes, as in checkpoints, and every device holds such a vocabulary whole.
     """
@@ -243,7 +252,7 @@ def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
 
 
 def fitted(tree, like):
-    """Pads the axes of arrays in `tree` with zeros, or truncates them, at the end, to the shapes of `like`."""
+    """Returns the arrays of `tree` in the shapes of `like`: the end of each axis is padded with zeros or truncated."""
 
     def fit(leaf, shape):
         if leaf.shape == shape:
@@ -302,9 +311,12 @@ def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, m
 def jit(
     function: Callable, mesh: Mesh, rules: Rules, options: Mapping[str, str] | None = None, **arguments: Any
 ) -> Callable:
-    """Returns a function that is compiled for a mesh, with the sharding rules for logical axes active.
+    """Returns a function of positional arguments that is compiled for a mesh with sharding rules.
+
+    If `options` are set, the returned function raises a `UserError` if XLA rejects one of them.
 
     Args:
+      rules: sharding rules: (logical axis, mesh axis).
       options: options of XLA.
       arguments: further arguments of `jax.jit`.
     """

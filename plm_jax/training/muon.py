@@ -21,7 +21,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @dataclass(frozen=True)
 class MuonConfig(OptimizerConfig):
-    """Muon, for the matrices of a model's layers; set it in the `groups` of an optimizer for all other parameters.
+    """Muon, for the matrices of a model's layers; set it in the `groups` of the optimizer of all other parameters.
 
     Attributes:
       momentum: decay rate of the momentum.
@@ -76,7 +76,12 @@ class MuonConfig(OptimizerConfig):
 def orthogonalize(matrix: Float[Array, "n m"], steps: int = 5, epsilon: float = 1e-7) -> Float[Array, "n m"]:
     """Returns an approximation of U Vᵀ, where U S Vᵀ is the singular value decomposition of `matrix`.
 
-    A tall matrix is transposed before the Newton-Schulz iterations, so that their Gram matrix has the smaller size.
+    A matrix with more rows than columns is transposed before the Newton-Schulz iterations. Their Gram matrix therefore
+    has the smaller of both sizes.
+
+    Args:
+      steps: number of Newton-Schulz iterations.
+      epsilon: minimum of the Frobenius norm by which the matrix is divided before the iterations.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

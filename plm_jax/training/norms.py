@@ -8,9 +8,13 @@ from plm_jax.training import trainable
 
 
 def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    """Returns the norm of each layer, such as `stack/blocks/3`, computed from the norms of its tensors.
+    """Returns the norm of each layer, by a name such as `stack/blocks/3`, computed from the norms of its tensors.
 
     A tensor outside of all layers is reported by its own name.
+
+    Args:
+      names: names of the tensors.
+      values: norm of each tensor, [tensors].
     """
     squares: dict[str, float] = {}
     for name, value in zip(names, values.tolist(), strict=True):
@@ -20,7 +24,12 @@ def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
 
 
 def rows(names: Sequence[str], values: np.ndarray) -> Mapping[str, float]:
-    """Returns metrics for norms [3, tensors]; their keys look like `train/norms/gradients/stack/blocks/3`."""
+    """Returns metrics by layer, with names such as `train/norms/gradients/stack/blocks/3`.
+
+    Args:
+      names: names of the tensors.
+      values: norms of the gradients, the parameters and the updates, [3, tensors].
+    """
     return {
         f"train/norms/{kind}/{layer}": value
         for kind, kind_values in zip(("gradients", "parameters", "updates"), values, strict=True)

@@ -47,9 +47,10 @@ class OptimizerConfig(Role):
         of them. If a model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the
         parameter; for embeddings, n is the number of layers of the deepest stack.
       groups: other optimizers for some of the parameters, as (pattern, optimizer, factor on the learning rate); the
-        pattern is a regular expression for whole names of parameters, such as `config.HIDDEN_MATRICES`
-        (".*/blocks/.*/kernel", the matrices of the layers). The first pattern that matches a parameter decides; this
-        optimizer updates the parameters that no pattern matches. Clipping and `layer_decay` apply to all parameters.
+        pattern is a regular expression that must match the complete name of a parameter, such as
+        `config.HIDDEN_MATRICES` (".*/blocks/.*/kernel", the matrices of the layers). The first pattern that matches a
+        parameter decides; this optimizer updates the parameters that no pattern matches. Clipping and `layer_decay`
+        apply to all parameters.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
@@ -79,14 +80,15 @@ def build(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer as an optax transformation.
 
-    Its `update(grads, state, params, learning_rate=…, grad_norm=None)` needs the learning rate of this update, and
-    accepts the global norm of the gradients, if the caller has computed it. Both are passed on to the optimizer's
-    transformations that accept extra arguments.
+    The transformation's `update(grads, state, params, learning_rate=…, grad_norm=None)` needs the learning rate of this
+    update, and accepts the global norm of the gradients, if the caller has computed it. Both are passed on to the
+    optimizer's transformations that accept extra arguments.
 
     Args:
-      part: selection of the parameters that are trained; None: all of them. Gradients, updates and the state are trees
-        of the selected parameters only.
-      model: settings of the model that has the parameters; `layer_decay` needs its stacks.
+      part: selection of the parameters that are trained; None: all of them. `params` contains all parameters.
+        Gradients, updates and the state are trees of the selected parameters only.
+      model: settings of the model that has the parameters. Without them, `update` raises a ValueError if
+        `optimizer.layer_decay` is not 1.
     """
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
@@ -130,7 +132,7 @@ def check_groups(optimizer: OptimizerConfig, shapes: Any, field: str = "config.o
 
 
 def _grouped(optimizer: OptimizerConfig) -> Sequence[optax.GradientTransformation]:
-    """Returns the transformations of an optimizer and its groups."""
+    """Returns the transformations of an optimizer and its groups, without clipping."""
     if not optimizer.groups:
         return optimizer.transformations()
 
@@ -229,7 +231,10 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def later(state, steps: jax.Array | int):
-    """Returns an optimizer state of `build` whose step counts are increased by `steps`."""
+    """Returns an optimizer state of `build` whose count of steps is increased by `steps`.
+
+    Other counts, such as the number of updates in Adam's state, do not change.
+    """
 
     def counts_steps(leaf):
         return isinstance(leaf, optax.ScaleByScheduleState)
@@ -242,7 +247,10 @@ def later(state, steps: jax.Array | int):
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """Returns the state `new` if the update is `taken`, otherwise the state `old` with the step counts of `new`."""
+    """Returns the state `new` if `taken` is True, otherwise the state `old` with the step counts of `new`.
+
+    As in `later`, other counts are not step counts.
+    """
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)
@@ -253,7 +261,7 @@ def unless_skipped(taken: jax.Array, new, old):
 def global_norm(tree: Any) -> Float[Array, ""]:
     """Returns the Euclidean norm of all leaves together.
 
-    It is computed with dot products, because XLA's CPU backend would write the squares of `optax.global_norm` to
+    The norm is computed with dot products, because XLA's CPU backend would write the squares of `optax.global_norm` to
     memory.
     """
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
@@ -279,7 +287,7 @@ _NOT_DECAYED |= {"distance_key_bias", "distance_query_bias"}
 
 
 def decays(params):
-    """Returns a tree of booleans: False for biases and scales of norms, which LAMB and weight decay exclude."""
+    """Returns a tree of booleans: False for biases and for the scales of norms, otherwise True."""
 
     def decides(path, _):
         return not any(getattr(entry, "key", None) in _NOT_DECAYED for entry in path)
@@ -455,7 +463,15 @@ class SgdConfig(OptimizerConfig):
 def scale_by_adam(
     b1: float, b2: float, epsilon: float, bias_correction: bool, first_moment: str
 ) -> optax.GradientTransformation:
-    """Returns Adam's transformation; BERT omits the bias correction (google-research/bert, optimization.py)."""
+    """Returns Adam's transformation; BERT omits the bias correction (google-research/bert, optimization.py).
+
+    Args:
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      epsilon: constant added to the square root of the second moment.
+      bias_correction: whether the moments are corrected for their initialization with zeros.
+      first_moment: dtype in which the first moment is stored.
+    """
     adam = optax.scale_by_adam(b1, b2, epsilon)
 
     def uncorrected(updates, state, params=None):
@@ -479,10 +495,10 @@ def scale_by_adam(
 
 
 def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraArgs:
-    """Replaces updates by a running mean of updates times their learning rates (Shazeer & Stern 2018).
+    """Returns a transformation that replaces updates by a running mean (Shazeer & Stern 2018).
 
-    The mean is divided by the current learning rate, because the result is later multiplied by it. If this rate is 0,
-    the final update is 0, too.
+    The running mean is that of updates multiplied by their learning rates. It is divided by the current learning rate,
+    because the result is later multiplied by this rate. If this rate is 0, the final update is 0, too.
     """
 
     def update(updates, state, params=None, **extra_args):
@@ -498,9 +514,10 @@ def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraAr
 
 
 def _decay_by_squared_rate(coefficient: float) -> optax.GradientTransformationExtraArgs:
-    """Adds `coefficient` times the learning rate times the parameters to the updates (Chowdhery et al. 2022 §5).
+    """Returns a transformation that adds `coefficient · learning_rate · parameters` to the updates.
 
-    The sum is later multiplied by the learning rate, so that the decay is proportional to the squared rate.
+    The sum is later multiplied by the learning rate. The decay is therefore proportional to the squared rate (Chowdhery
+    et al. 2022 §5).
     """
 
     def update(updates, state, params=None, **extra_args):

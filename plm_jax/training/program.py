@@ -182,7 +182,11 @@ class Program:
         return meshes.jit(function, self.mesh, self.rules, self.compiler_options, **arguments)
 
     def module(self, dropout: float | None = None) -> Module:
-        """Returns the module of the model, with every dropout rate set to `dropout` unless it is None."""
+        """Returns the module of the model.
+
+        Args:
+          dropout: value of all dropout rates; None: the rates of `model`.
+        """
         if dropout not in self._modules:
             model = self.model if dropout is None else self.model.with_dropout(dropout)
             self._modules[dropout] = self._build(model)
@@ -244,7 +248,11 @@ class Program:
         return meshes.stored(boxed, self.mesh, self.rules, padded=padded)
 
     def new_state(self, seed: int) -> states.TrainState:
-        """Returns a fresh state, created on the mesh."""
+        """Returns a fresh state, created on the mesh.
+
+        Args:
+          seed: seed of the run, from which the parameters are initialized.
+        """
         return self._make(self._init, keys.data(seed, self.prng))
 
     def new_carry(self, batch_size: int) -> Any:
@@ -252,14 +260,15 @@ class Program:
         return self._make(functools.partial(registry.new_carry, self.module(), batch_size))
 
     def new_moments(self, seed: int, step: jax.Array) -> Any:
-        """Returns a fresh state of the optimizer whose step counts are `step`, created on the mesh."""
+        """Returns a fresh state of the optimizer, created on the mesh, with `step` as its count of steps."""
         fresh = self._make(lambda key: self._init(key).optimizer, keys.data(seed, self.prng))
         return optimizers.later(fresh, step)
 
     def place(self, state: states.TrainState, before: "Program", batch_size: int) -> states.TrainState:
-        """Reshards a state of another program `before`, which has the same devices, for this program.
+        """Returns a state of the program `before`, which must have the same devices, resharded for this program.
 
-        The buffers of `state` are donated. If the batch size differs, the carry is initialized again.
+        The buffers of `state` are donated if `before` is another program. If the carry is not for `batch_size` rows, it
+        is initialized again.
         """
         if not all(len(leaf) == batch_size for leaf in jax.tree.leaves(state.carry)):
             state = state.replace(carry=self.new_carry(batch_size))
@@ -284,7 +293,7 @@ class Program:
         return state.replace(average=params) if self.average else state
 
     def _make(self, make: Callable, *arguments: Any) -> Any:
-        """Calls `make(*arguments)`, which returns a tree of boxed arrays; returns the arrays unboxed and sharded."""
+        """Returns the result of `make(*arguments)`, a tree of boxed arrays, unboxed, padded and sharded."""
         like = meshes.stored(jax.eval_shape(make, *arguments), self.mesh, self.rules)
         init = self.jit(
             lambda *arguments: meshes.fitted(nn.unbox(make(*arguments)), like),

@@ -1,7 +1,8 @@
 """Schedules of the learning rate: their settings, and the rate as a function of the number of finished steps.
 
-All kinds except `rsqrt` rise linearly from 0 at step 0 to the peak at `warmup_steps`. Rates are computed on the host,
-in float32, and passed to the compiled step as a number, so a change of schedule does not recompile it.
+All kinds except `rsqrt` can begin with a linear warm-up, in which the rate rises from 0 at step 0. Rates are computed
+on the host, in float32, and passed to the compiled step as a number. A change of schedule therefore does not recompile
+the step.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ Rate = Callable[[Any], Any]
 def at(rate: Rate, step: int) -> np.float32:
     """Returns the learning rate after `step` finished steps.
 
-    A rate that uses JAX runs on the host's CPU, so that it does not wait for the accelerator's current step.
+    A rate that uses JAX runs on the host's CPU, if JAX has it as a platform. It then does not wait for the
+    accelerator's current step.
 
     Args:
       rate: any function of the step; the step is passed as a NumPy integer.
@@ -78,7 +80,8 @@ class RampedSchedule(Schedule):
     """The base of schedules that begin with a linear warm-up.
 
     Attributes:
-      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak.
+      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak; 0: no warm-up, unless
+        `warmup_fraction` is set.
       warmup_fraction: length of the warm-up as a fraction of all steps, as an alternative to `warmup_steps`.
       learning_rate: peak learning rate.
     """
@@ -94,7 +97,7 @@ class RampedSchedule(Schedule):
             )
 
     def warmup(self, total_steps: int) -> int:
-        """Returns the step at which the rate reaches its peak."""
+        """Returns the number of steps of the warm-up, 0 without a warm-up."""
         return self.warmup_steps or round(self.warmup_fraction * total_steps)
 
 
@@ -203,7 +206,7 @@ class RsqrtSchedule(Schedule):
 
     Attributes:
       learning_rate: factor in the formula, not the peak.
-      warmup_steps: number of steps in which the rate is constant before it decays.
+      warmup_steps: number of steps in which the rate is constant before it decays; 0 counts as 1.
     """
 
     kind: ClassVar[str] = "rsqrt"
@@ -221,7 +224,7 @@ class RsqrtWarmupSchedule(Schedule):
 
     Attributes:
       learning_rate: factor in the formula, not the peak.
-      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak.
+      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak; 0 counts as 1.
     """
 
     kind: ClassVar[str] = "rsqrt_warmup"
@@ -239,7 +242,11 @@ class RsqrtWarmupSchedule(Schedule):
 
 
 def _decaying(schedule: DecayingSchedule, total_steps: int, phases: Sequence[Phase], shape: Callable) -> Rate:
-    """Returns a rate that decays like `shape(progress)`, which falls from 1 to 0 while progress rises from 0 to 1."""
+    """Returns a rate with a warm-up and a decay from the peak to the final rate.
+
+    Args:
+      shape: function that falls from 1 to 0 while its argument, the progress of the decay, rises from 0 to 1.
+    """
     clock, floor = _clock(schedule, phases), schedule.final_fraction
     begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup(total_steps))
     decay = clock(schedule.decay_steps or total_steps) - begin
@@ -262,10 +269,9 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
 
 
 def _clock(schedule: ConstantSchedule | DecayingSchedule | WsdSchedule, phases: Sequence[Phase]) -> Callable:
-    """Returns the clock of a schedule: a function that converts steps to tokens if `by_tokens` is set.
+    """Returns a function from a number of steps to the time of a schedule: tokens with `by_tokens`, otherwise steps.
 
-    Without `by_tokens`, the function returns the number of steps. It also accepts an array. A step after the end of the
-    last phase has as many tokens as a step of the last phase.
+    A step after the end of the last phase has as many tokens as a step of the last phase.
     """
     if not schedule.by_tokens:
         return np.float32

@@ -25,8 +25,9 @@ class Watch:
       deviations: a value is a spike if it exceeds the mean of the window by more than this number of mean absolute
         deviations.
       skips: whether the update of a step with a spike is skipped.
-      first_step: step at which the window is emptied, because losses of different phases are not comparable.
-      window: number of steps that a step is compared with.
+      first_step: first step of the phase, at which the window is emptied, because losses of different phases are not
+        comparable.
+      window: number of preceding steps that a step is compared with.
     """
 
     deviations: float
@@ -38,6 +39,9 @@ class Watch:
         """Returns the loss and gradient norm above which a step is a spike, [2].
 
         Both limits are infinite until the window is full.
+
+        Args:
+          recent: losses and gradient norms of preceding steps, [2, window], with NaN for missing steps.
         """
         mean = recent.mean(1)
         distance = jnp.abs(recent - mean[:, None]).mean(1)
@@ -45,10 +49,10 @@ class Watch:
         return jnp.where(jnp.isnan(limit), jnp.inf, limit)
 
     def after(self, recent: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
-        """Returns the window after a step with the loss and gradient norm `values`, [2].
+        """Returns the window `recent` after a step with the loss and gradient norm `values`, [2].
 
-        A value above its limit is recorded as the limit. If one of the values is not finite, neither of them is
-        recorded.
+        A value above its limit is recorded as the limit. If one of the values is not finite, the window does not
+        change.
         """
         moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
         return jnp.where(jnp.isfinite(values).all(), moved, recent)
@@ -76,7 +80,14 @@ class Verdict(NamedTuple):
 
 
 def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) -> Verdict:
-    """Classifies a step by its loss and gradient norm, `values` [2]; without `watch`, only finds non-finite values."""
+    """Classifies a step by its loss and gradient norm, `values` [2].
+
+    Args:
+      watch: definition of spikes; None: only non-finite values are incidents.
+      recent: window before the step.
+      step: number of finished steps before the step.
+      values: loss and gradient norm.
+    """
     is_lost = ~jnp.isfinite(values).all()
     if watch is None:
         return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)

@@ -69,11 +69,11 @@ def init_params(model: Module, root: jax.Array) -> Any:
 
 
 def new_state(params: Any, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
-    """Returns the state before the first step.
+    """Returns the state before the first step, without an average.
 
     Args:
       optimizer: optimizer that initializes its state from `params`.
-      carry: initial carry; empty by default.
+      carry: initial carry; None: empty.
       window: number of steps in the window for detecting spikes; 0: no window.
     """
     step, recent = jnp.zeros((), jnp.int32), spikes.window(window) if window else ()

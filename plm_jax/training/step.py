@@ -36,9 +36,9 @@ def train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the pure step `(state, batch, root, learning_rate[, frozen]) → (state, metrics)`.
 
-    `root` is the run's key, `learning_rate` a float32, `frozen` the parameters of the references by name. The update is
-    skipped if the loss or the gradients are not finite, or if `watch` skips a spike. The new state then differs only in
-    `step`, in the step counts of the optimizer and in `recent`.
+    `root` is the run's key, `learning_rate` a float32, and `frozen` the parameters of the references by name. The
+    update is skipped if the loss or the gradients are not finite, or if `watch` skips a spike. The new state then
+    differs only in `step`, in the step counts of the optimizer and in `recent`.
 
     Args:
       loss: function that is minimized.
@@ -86,7 +86,8 @@ def batch_gradients(
 ) -> Callable[..., tuple[Any, LossSums, Any]]:
     """Returns a pure function `(params, step, carry, batch, root[, frozen])` with the results of `sum_gradients`.
 
-    Its arguments are described in `train_step`, but its batch must not have a digest.
+    `params`, `step` and `carry` are fields of the state. The other arguments are those of `train_step`, but the batch
+    must not have a digest.
     """
     names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
@@ -129,13 +130,17 @@ def next_state(
 ) -> TrainState:
     """Returns the state after a step.
 
-    If the update is skipped, it differs from `state` only in `step`, in the step counts of the optimizer and in
-    `recent`.
+    If `verdict` skips the update, this state differs from `state` only in `step`, in the step counts of the optimizer,
+    in `recent`, and in arrays of `carry` that `state.carry` lacks.
 
     Args:
       state: state before the step.
+      params: parameters after the update.
+      optimizer_state: state of the optimizer after the update.
       carry: carry after the step. It may have arrays that `state.carry` lacks, which later updates of the same step
         read.
+      verdict: whether the update is applied, and the new window of `recent`.
+      average: moving average of the parameters; None: no average.
     """
 
     def unless_skipped(new, old):
@@ -164,7 +169,7 @@ def sum_gradients(
       rows: arrays [B, …] of the batch by name.
       counts: weight of each term of the loss in the whole batch.
       keys: function from the index of a microbatch to its PRNG keys by name.
-      carry: recurrent state of each row.
+      carry: carry before the batch (`TrainState.carry`).
       number: number of microbatches.
 
     Returns:
@@ -212,7 +217,7 @@ def _accumulate(differentiate: Callable, zeros: Any, batch: Any, carry: Any, mic
 
 
 def rngs(root: jax.Array, step: ArrayLike, microbatch: ArrayLike, names: Sequence[str]) -> dict[str, jax.Array] | None:
-    """Returns the keys of a microbatch by name; None without names.
+    """Returns the PRNG keys of a microbatch by name; None if `names` is empty.
 
     `root` is folded with the step, then with the microbatch, then with the name.
     """
@@ -225,7 +230,7 @@ def rngs(root: jax.Array, step: ArrayLike, microbatch: ArrayLike, names: Sequenc
 def split_microbatches(batch: Any, count: int) -> Any:
     """Splits arrays [B, ...] into [count, B / count, ...].
 
-    Row r goes to microbatch r mod count, so that it stays on its device.
+    Row r goes to microbatch r mod count. Rows therefore stay on their devices.
     """
 
     def split(x):

@@ -31,10 +31,10 @@ class StepParameters(NamedTuple):
 def build(
     model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = None, part: Trainable | None = None
 ) -> StepParameters:
-    """Prepares parameters for a step: gathers sharded embedding tables, and casts kernels to `gradients`.
+    """Prepares parameters for a step: casts kernels to `gradients` and, on several devices, gathers embedding tables.
 
     Args:
-      model: the module; `model.tables` names the parameters that are gathered.
+      model: the module; `model.tables` names the parameters that are gathered on a mesh of several devices.
       params: parameters of the module.
       gradients: dtype to which kernels are cast, and in which their gradients are computed and reduced.
       layouts: shardings of all parameters; only those of kernels are applied; None: kernels keep their shardings.

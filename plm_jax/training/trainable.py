@@ -37,7 +37,7 @@ def named(params: Any) -> list[tuple[str, Any]]:
 
 
 def layers(name: str, leaf: Any) -> list[str]:
-    """Returns the names of the layers of a leaf; empty if it is not stacked."""
+    """Returns a name for each layer of a stacked leaf, with the layer's number; empty if the leaf is not stacked."""
     before, _, after = split_name(name)
     return ["/".join([*before, str(number), *after]) for number in layer_numbers(name, leaf)]
 
@@ -63,7 +63,10 @@ def stack_of(name: str) -> str:
 
 
 def layer_of(name: str) -> str:
-    """Returns `stack/blocks/3` for `stack/blocks/3/attention/query/kernel`; a name without layers is unchanged."""
+    """Returns `stack/blocks/3` for `stack/blocks/3/attention/query/kernel`; a name outside of a stack is unchanged.
+
+    The name of a leaf in a stack must include the layers.
+    """
     before, layer, _ = split_name(name)
     return "/".join([*before, layer]) if before else name
 
@@ -82,13 +85,16 @@ def split_name(name: str) -> tuple[list[str], str, list[str]]:
 
 
 def whole_name(name: str) -> str:
-    """Returns a leaf's name without the layers that it covers."""
+    """Returns a leaf's name without the layers that the name lists after `blocks`, if any."""
     before, _, after = split_name(name)
     return "/".join([*before, *after])
 
 
 def with_coverage(name: str, coverage: str) -> str:
-    """Inserts `coverage` into the name of a stacked leaf, the inverse of `whole_name`; keeps names of other leaves."""
+    """Returns the name of a stacked leaf with `coverage` inserted after `blocks`, the inverse of `whole_name`.
+
+    The name of any other leaf is unchanged.
+    """
     before, _, after = split_name(name)
     return "/".join([*before, coverage, *after]) if before else name
 
@@ -129,7 +135,7 @@ def check_layers(model: ModelConfig, stages: int) -> None:
 
 
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
-    """Returns a message about the first pattern that matches no name, or None."""
+    """Returns part of a message about the first pattern that matches no name; None if each pattern matches a name."""
     for pattern in patterns:
         if not any(compiled(pattern).fullmatch(name) for name in names):
             return f"'{pattern}', which matches no parameter name: names look like {names[0]} and {names[-1]}"
@@ -151,7 +157,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Trainable:
-    """Selection of the leaves, and of layers of leaves, whose names fully match a pattern.
+    """Selection of the leaves, and of layers of leaves, whose complete names match a pattern.
 
     Attributes:
       patterns: regular expressions.
@@ -170,7 +176,7 @@ class Trainable:
         return traverse_util.unflatten_dict(selected)
 
     def put(self, params: Any, part: Any) -> Any:
-        """Returns a tree with its selected part replaced by `part`, a tree like the result of `of`."""
+        """Returns `params` with the selected part replaced by `part`, a tree like the result of `of`."""
         if self.is_all:
             return part
         chosen, new = self._chosen(params), traverse_util.flatten_dict(part)
@@ -180,11 +186,16 @@ class Trainable:
 
     @property
     def is_all(self) -> bool:
-        """Whether all parameters are selected."""
+        """Whether the patterns are the default, which selects all parameters."""
         return self.patterns == _EVERYTHING
 
     def check(self, shapes: Any, stages: int, field: str = "config.train.trainable") -> None:
-        """Checks the patterns, which come from the field `field` of the config.
+        """Checks that each pattern matches a parameter, and that pipeline stages can split the selection.
+
+        Args:
+          shapes: the parameters, or their shapes.
+          stages: number of pipeline stages.
+          field: name of the config field with the patterns, for messages.
 
         Raises:
           UserError: a pattern matches nothing, or selects only some layers in a mesh with stages.
@@ -199,7 +210,7 @@ class Trainable:
             )
 
     def notes(self, shapes: Any, scans: bool) -> list[str]:
-        """Returns lines that report how many parameters are trained; empty if all are.
+        """Returns lines that report how many parameters are trained; empty for the default patterns.
 
         Args:
           scans: whether the layers are scanned instead of unrolled.
@@ -230,7 +241,7 @@ class Trainable:
         return names
 
     def cuts(self, shapes: Any) -> list[str]:
-        """Returns the names of the stacked leaves that are only partly selected."""
+        """Returns the names of the stacked leaves of which some layers are selected and others are not."""
         flat = traverse_util.flatten_dict(shapes)
         return ["/".join(path) for path, runs in self._chosen(shapes).items() if not _is_whole(runs, flat[path])]
 

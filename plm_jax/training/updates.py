@@ -37,7 +37,7 @@ class Update:
     name: str = ""
 
     def tensor_names(self, shapes: Any) -> list[str]:
-        """Returns the names of the trained tensors, by layer, with the name of the update if it has one."""
+        """Returns the names from `Trainable.names`, each followed by the name of the update in parentheses, if any."""
         ending = f" ({self.name})" if self.name else ""
         return [f"{name}{ending}" for name in self.trained.names(shapes)]
 
@@ -45,7 +45,8 @@ class Update:
 def joined(optimizers: Mapping[str, optax.GradientTransformationExtraArgs]) -> optax.GradientTransformationExtraArgs:
     """Joins the optimizers of a step's updates into one whose state is the tuple of their states, in order.
 
-    If a step makes a single update, whose name is empty, its optimizer is returned unchanged.
+    The `update` of the joined optimizer raises a TypeError, because each update of a step calls its own optimizer. If a
+    step makes a single update, whose name is empty, the optimizer of this update is returned unchanged.
 
     Args:
       optimizers: optimizer of each update, by the name of the update.
@@ -67,8 +68,9 @@ def in_sequence(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns a step like that of `step.train_step`, which makes several updates one after another.
 
-    Each update starts from the parameters that the previous one returns, and from the carry before the step; the carry
-    of the last update is kept. If a loss adds arrays to the carry, they become entries of the batch of later updates.
+    Each update starts from the parameters that the previous update returns, and from the carry before the step. The
+    carry of the last update is kept. If a loss adds arrays to the carry, these arrays become entries of the batch of
+    later updates, and are not kept after the step.
 
     If a loss or a gradient of any update is not finite, no update is applied. If `watch` skips spikes, a spike of the
     sum of the losses or of the norm of all gradients also prevents all updates.
@@ -79,9 +81,10 @@ def in_sequence(
       average: moving average of the parameters after the last update.
 
     Returns:
-      The step; its metrics are `loss`, the sum of the losses; `grad_norm`, the norm of all gradients together; every
-      metric of an update with the name of the update, such as `loss/discriminator`; and the other metrics of
-      `step.train_step`, where `norms` has the tensors of all updates in order.
+      The step; its metrics are `loss`, the sum of the losses; `grad_norm`, the norm of all gradients together;
+      `learning_rate`, `digest`, `incident`, `limits` and `norms` as in `step.train_step`, where `norms` has the tensors
+      of all updates in order; and every metric of an update except these five, with the name of the update, such as
+      `loss/discriminator`.
     """
 
     def step(state: TrainState, batch: Mapping[str, jax.Array], *arguments):

@@ -45,7 +45,7 @@ def plan(
 
     Args:
       topology: topology of each TPU slice, such as `v5p:4x4x4`; or GPUs, such as `gpu:h100:8`; or `none`, which
-        compiles nothing and reports sizes on one device. With `none`, the arguments that follow are ignored.
+        compiles nothing and reports sizes on one device. With `none`, `slices`, `price` and `run_search` are ignored.
       report: called with lines of progress.
       slices: number of TPU slices, connected by the data center's network.
       price: dollars per hour of a chip; 0 if the price is unknown.
@@ -155,7 +155,7 @@ def _suggestion(
 
 
 def _search(run: config.Run, devices: list[Any], price: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Compiles the run as configured, and then `search.candidates` in order until enough of them are compiled.
+    """Compiles the run as configured, and then `search.candidates` in order.
 
     The search ends after `MAX_FITTING` candidates that fit, or after `MAX_COMPILED` candidates.
 
@@ -220,8 +220,8 @@ def device_bytes(tree) -> int:
 def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any], config.Run]]:
     """Yields changes that save memory, in ascending order of the loss of speed.
 
-    Each change is a pair: a dict of changed settings, and the changed run. The first change moves the devices of the
-    axis `data` to the axis `fsdp`, unless `data` is 1. All later changes include this change. Sharding over all
+    Each change is a pair: a dict of changed settings, and the changed run. If the axis `data` is larger than 1, the
+    first change moves its devices to the axis `fsdp`, and all later changes include this change. Sharding over all
     devices, or using up to four times as many microbatches, costs some bandwidth. Recomputing cheap operations costs
     little time; recomputing whole blocks costs a quarter of the time of a step. The last change uses microbatches of
     one row per shard.

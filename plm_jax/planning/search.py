@@ -55,8 +55,8 @@ def candidates(
 ) -> list[MeshCandidate]:
     """Returns changes of the mesh, microbatches and recomputation of a run, in ascending order of estimated time.
 
-    The number of shards over which each candidate divides a batch divides the batch size of the phase. Candidates with
-    an estimated memory of more than 1.2 times the memory of a device are left out. The limit is not 1 because the
+    In each candidate, the batch size of the phase is a multiple of the number of shards of a batch. Candidates with an
+    estimated memory of more than 1.2 times the memory of a device are left out; the factor is above 1 because the
     estimate is rough. The unchanged run is left out, too.
 
     Args:

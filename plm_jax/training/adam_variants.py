@@ -23,10 +23,9 @@ from plm_jax.training.optimizers import (
 
 @dataclass(frozen=True)
 class LambConfig(OptimizerConfig):
-    """AdamW that scales the update of each tensor to the L2 norm of the tensor (You et al. 2020).
+    """AdamW that scales updates to the L2 norms of their tensors, except biases and scales of norms (You et al. 2020).
 
-    The updates of biases and of the scales of norms are not scaled in this way. The defaults are ALBERT's
-    (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
 
     Attributes:
       b1: decay rate of the first moment.

@@ -86,7 +86,7 @@ def of_program(jaxpr) -> int:
 
 
 def kernels(jaxpr) -> dict[str, int]:
-    """Returns a dict from the name of each Pallas kernel to its FLOPs, which `of_program` includes."""
+    """Returns the FLOPs of a program's Pallas kernels, by name. `of_program` includes these FLOPs."""
     return _by_kernel(jaxpr, _products)
 
 

@@ -63,7 +63,7 @@ def check(model: ModelConfig, decay: float) -> None:
 
 
 def notes(model: ModelConfig, decay: float) -> list[str]:
-    """Returns lines that report which layers share a learning rate; an empty list if `decay` is 1 or none share one."""
+    """Returns lines that report layers that share parameters, and so a learning rate; empty if `decay` is 1."""
     shared = [stack for stack in model.stacks if stack.stored_blocks < stack.blocks]
     if decay == 1.0 or not shared:
         return []

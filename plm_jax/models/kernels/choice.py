@@ -54,7 +54,7 @@ def choose(
     by_query: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
-    """Returns the name of a kernel, and a warning if it is not the requested one or is interpreted, otherwise "".
+    """Returns a kernel's name, and a warning if this is not the requested kernel or is interpreted, otherwise "".
 
     Args:
       setting: `TransformerConfig.attention_kernel`; `auto` requests any of the preferred kernels of the platform.

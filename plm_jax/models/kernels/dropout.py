@@ -76,7 +76,7 @@ def meet(of_query, of_key):
 
 
 def first_keys(start, index):
-    """Returns, for each i in `index`, the i-th of the key indices from `start` on in which bit 3 is 0.
+    """Returns, for each i in `index`, the i-th key position from `start` on whose bit 3 is 0.
 
     `start` is a multiple of 16, and i counts from 0.
     """

@@ -1,9 +1,9 @@
 """Flash attention on NVIDIA GPUs (Pallas, Triton). Neither the forward nor the backward pass stores all scores.
 
 A program holds one tile of queries and loops over tiles of keys, or it holds one tile of keys and loops over tiles of
-queries. For the gradients of terms by distance, it loops over the tiles of a diagonal. No atomic operations are used,
-so the same inputs give the same bits. The heads of a position are concatenated in memory, as in the projections before
-and after attention.
+queries. For the gradients of terms by distance, a program loops over the tiles of a diagonal. No atomic operations are
+used, so the same inputs give the same bits. The heads of a position are concatenated in memory, as in the projections
+before and after attention.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim, T length of a tile, D diagonals of tiles.

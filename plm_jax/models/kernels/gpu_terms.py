@@ -22,7 +22,7 @@ VECTORS = ("key_vectors", "query_vectors", "reverse_key_vectors")
 
 
 def tile_name(kernel: str, relative: RelativeScores | None) -> str:
-    """Returns the name of a kernel with which `tiles.on_gpu` finds the kernel's tile sizes."""
+    """Returns the name under which `tiles.on_gpu` lists the tile sizes of a kernel."""
     if relative is None or all(getattr(relative, name) is None for name in VECTORS):
         return kernel
     return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"

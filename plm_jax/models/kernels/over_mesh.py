@@ -46,8 +46,8 @@ def over_mesh(
     Args:
       length: logical axis of positions over which queries are sharded, or None. If set, each device has all keys, and
         the kernel gets an argument `offsets`, int32 [4]: the indices of the device's first row, head, query and key.
-      causal: whether later queries attend to more keys. If so, `_balanced` runs the kernel if queries are sharded and
-        each device has an even number of them.
+      causal: whether later queries attend to more keys. If so, `_balanced` distributes sharded queries, provided that
+        each device has an even number of queries.
       start: index of the first query, for `offsets`.
       **arrays: arguments with names in `_AXES`. If `length` is set, the kernel gets `offsets` instead of `rows`.
     """

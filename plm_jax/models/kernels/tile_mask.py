@@ -95,8 +95,8 @@ def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
 def diagonals(visible: jax.Array) -> jax.Array:
     """Rearranges a mask of tiles by diagonals: [B, Q tiles, K tiles] → [B, D, Q tiles].
 
-    D = Q tiles + K tiles - 1 is the number of diagonals. Entry [b, d, i] is the entry of tile (i, i + d - (Q tiles -
-    1)), or False if this tile does not exist.
+    D = Q tiles + K tiles - 1 is the number of diagonals. Entry [b, d, i] is the entry of tile (i, i + d - Q tiles + 1),
+    or False if this tile does not exist.
     """
     of_queries, of_keys = visible.shape[1:]
     query = jnp.arange(of_queries)

@@ -1,9 +1,9 @@
 """Terms that the TPU kernel adds to the products of queries and keys: a bias by distance, and `RelativeScores`.
 
-All pairs of tiles with the same difference between the index of the tile of queries and the index of the tile of keys
-form a diagonal. Each of the D diagonals has a band: an array whose entries are ordered by the distance between a query
-and a key of the two tiles. Let q be the index of a query within its tile, and k the index of a key within its tile.
-Arrays and blocks of terms have these names and shapes:
+The pairs of a tile of queries i and a tile of keys j that have the same i - j form a diagonal. Each of the D diagonals
+has a band: an array whose entries are ordered by the distance between a query and a key of the two tiles. Let q be the
+index of a query within its tile, and k the index of a key within its tile. Arrays and blocks of terms have these names
+and shapes:
 
 - `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of a band is for q - k = x - (T - 1).
 - `key_bands` [P, D, n · H, 2 T]: entry x of a band is for k - q = x - (T - 1). If there are vectors for rows whose text

@@ -9,10 +9,10 @@ TYPE_CHECKING = False  # Type checkers read it as true; `typing` is slow to impo
 
 
 def _drop_working_directory() -> None:
-    """Removes the directory that `python -m plm_jax…` puts in front of `sys.path`, unless it holds this package.
+    """Removes the working directory from the front of `sys.path`, where `python -m plm_jax…` puts it.
 
-    A user's data folder may contain a `json.py` or a `numpy.py`, which would hide the real module. This function runs
-    before any further import; the modules that are imported above it are loaded before Python looks at that directory.
+    Keeps the directory if it contains this package. A `json.py` or `numpy.py` in any other directory would hide the
+    real module. This function therefore runs before further imports.
     """
     is_searching = _IS_PROGRAM and not sys.flags.safe_path
     names = (argument.removeprefix("-m").partition(".")[0] for argument in sys.orig_argv)

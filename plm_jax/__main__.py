@@ -14,7 +14,10 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 
 def commands() -> dict[str, str]:
-    """Returns the summary of every command: the first line of its module's docstring in `cli/`."""
+    """Returns the summary of each command by name: the first line of its module's docstring, without the final period.
+
+    The modules are in `cli/`. A module without a docstring is not a command.
+    """
     summaries = {}
     for path in sorted(_PACKAGE.glob("cli/*.py")):
         if docstring := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
@@ -23,7 +26,10 @@ def commands() -> dict[str, str]:
 
 
 def main() -> None:
-    """Runs a command, lists the commands, or prints versions."""
+    """Runs the command that the command line names, lists the commands, or prints versions.
+
+    Exits with status 2 if there is no command or the command is unknown.
+    """
     interrupts.end_at_interrupt()
     summaries, arguments = commands(), sys.argv[1:2]
     if arguments in ([], ["-h"], ["--help"], ["help"]):

@@ -1,4 +1,4 @@
-"""Readers of crawls: WET, WARC, JSON Lines and Parquet. Unreadable records are quarantined and never stop a run."""
+"""Readers of crawls: WET, WARC, JSON Lines and Parquet. A run skips unreadable records and puts them in quarantine."""
 
 import contextlib
 import gzip
@@ -62,10 +62,10 @@ class Quarantined(NamedTuple):
 
 
 def files(patterns: list[str]) -> dict[str, CrawlFile]:
-    """Returns a dict from path to file, sorted by path, for all files that match the paths or globs.
+    """Returns the files that match the paths or globs: a dict from path to file, sorted by path.
 
-    The name of a file is its path relative to the folder that contains all files, so that the name stays the same when
-    the crawl is moved.
+    The name of a file is its path relative to the folder that contains all files. It stays the same when the crawl is
+    moved.
 
     Raises:
       UserError: a pattern matches no file, the format of a file is not supported, a path is not UTF-8, or a store is
@@ -91,13 +91,13 @@ def files(patterns: list[str]) -> dict[str, CrawlFile]:
 
 
 def _local_files(pattern: str) -> dict[str, tuple[int, str]]:
-    """Returns a dict from the path of each local file to its size and version. Links are followed."""
+    """Returns the size and version of each local file that matches, by absolute path. Links are followed."""
     stats = {os.path.abspath(path): os.stat(path) for path in storage.glob(pattern)}
     return {path: (stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats.items()}
 
 
 def _remote_files(pattern: str) -> dict[str, tuple[int, str]]:
-    """Returns a dict from the URL of each file in a store to its size and version."""
+    """Returns the size and version of each file in a store that matches, by URL."""
     with storage.reaching(pattern):
         system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
         matches = system.glob(pattern, detail=True).items()
@@ -126,10 +126,10 @@ def _reader(path: str):
 
 
 def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:
-    """Iterates over the pages of a file.
+    """Yields the pages of a file, and a `Quarantined` for each record that exceeds the limits or cannot be read.
 
-    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time are skipped and
-    counted; in JSON Lines and Parquet, only the text is required.
+    Responses other than HTML with status 200, and records without URL, text or time, are skipped and counted. In JSON
+    Lines and Parquet, only the text is required.
 
     A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`; Parquet files have columns of
     the same names. The file's `name` and the number of the line or row replace a missing URL.

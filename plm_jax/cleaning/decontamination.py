@@ -1,4 +1,4 @@
-"""Removal of pages that share word n-grams with evaluation sets. Only 8-byte hashes of the n-grams are stored."""
+"""Removal of pages that share word n-grams with evaluation sets. N-grams are stored as hashes of 8 bytes."""
 
 import functools
 import re
@@ -35,18 +35,26 @@ class EvaluationFile(NamedTuple):
 
 
 def normalize(page: str) -> list[str]:
-    """Splits a text into words at white space, in lower case and with letters and digits only."""
+    """Returns the words of a text in lower case, without characters other than letters and digits.
+
+    White space separates the words.
+    """
     return _OTHER.sub("", unicodedata.normalize("NFC", page).lower()).split()
 
 
 def hash_words(page: str) -> np.ndarray:
-    """Returns a hash of each word of a text, uint64 [n]."""
+    """Returns the hashes of the words of a text in order, uint64."""
     codes = [zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in normalize(page)]
     return minhash.mix(np.array(codes, np.uint64))
 
 
 def hash_ngrams(words: np.ndarray, *sizes: int) -> np.ndarray:
-    """Returns the hashes of all n-grams of these sizes, uint64 [n], from the hashes of the words of a text."""
+    """Returns the hashes of all n-grams of a text, uint64, one size after another.
+
+    Args:
+      words: hashes of the words of the text, from `hash_words`.
+      sizes: numbers of words in an n-gram.
+    """
     powers, inverses = _powers(len(words))
     sums = np.zeros(len(words) + 1, np.uint64)
     np.cumsum(words * powers, out=sums[1:])
@@ -75,7 +83,7 @@ def _power_table(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def files(rule: settings.DecontaminationConfig) -> list[str]:
-    """Returns the paths of all files of the evaluation sets.
+    """Returns the absolute paths of all files of the evaluation sets, each once.
 
     Raises:
       UserError: there is no file at a path.
@@ -90,10 +98,11 @@ def files(rule: settings.DecontaminationConfig) -> list[str]:
 
 
 def describe(rule: settings.DecontaminationConfig) -> list[EvaluationFile]:
-    """Reads the evaluation sets and counts their examples.
+    """Reads the files of the evaluation sets, and counts the examples of each file.
 
     Raises:
-      UserError: a file is missing, damaged or empty, or none of its examples is long enough.
+      UserError: a file is missing, damaged or empty, a row lacks a field of the settings, or a file has no example that
+        is long enough.
     """
     described = []
     for path in files(rule):
@@ -165,7 +174,7 @@ class NoEvaluationText:
         self._examples = np.concatenate([*examples, np.zeros(0, np.uint32)])[order]
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         examples = self._matching(page.text)
         if not len(examples):
             return page

@@ -1,8 +1,8 @@
 """Estimates of a cleaning run. Makes the same tasks as the run, from estimated sizes instead of results of tasks.
 
-Nothing is read except the sizes of the inputs and the lists that the settings name, and nothing is written. Numbers of
-bytes are upper estimates, because no rule is assumed to remove anything. For each task function, `_WORK` contains a
-function that estimates its output and its memory from the constants below.
+Reads the lists that the settings name, but only the sizes of the inputs. Writes nothing. Sizes are estimated as if no
+rule removed anything. For each task function, `_WORK` contains a function that estimates its output and its memory from
+the constants below.
 """
 
 import array
@@ -53,9 +53,10 @@ class StageUsage(NamedTuple):
     """Estimates of a stage.
 
     Attributes:
-      files: files that the tasks write.
-      slices: slices of files that the tasks read. If the files are in a bucket, each slice costs one request.
-      written: bytes that the tasks write.
+      tasks: number of tasks.
+      files: number of files that the tasks write.
+      slices: number of slices of files that the tasks read. If the files are in a bucket, each slice costs one request.
+      written: number of bytes that the tasks write.
       memory: memory of the largest task, in bytes.
       temporary: size of the largest temporary file of a task, in bytes. Temporary files are on the disks of the
         workers.
@@ -127,7 +128,7 @@ def estimate(plan: stages.Plan) -> JobUsage:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disables garbage collection in a context, because searching millions of slices would take half the time."""
+    """Disables garbage collection in a context. Otherwise, searching millions of slices would take half the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -167,7 +168,7 @@ def _estimate(plan: stages.Plan) -> JobUsage:
 
 
 def _mark(stage: str, task: str, work: _Work) -> tasks.Mark:
-    """Returns the record of a complete task. Assumes that all parts of an output have the same size."""
+    """Returns the estimated record of a complete task. Assumes that all parts of an output have the same size."""
     outputs, result = [], {}
     for field, (size, division, first, num_parts) in work.written.items():
         num_parts = division.num_parts if num_parts is None else num_parts
@@ -327,7 +328,7 @@ def _shares() -> str:
 
 
 def _amount(size: float) -> str:
-    """Formats bytes with three digits, such as `1.23 GB`."""
+    """Formats a number of bytes with about three digits, such as `1.23 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             return f"{size:,.0f} {unit}" if size >= 99.95 or unit == "B" else f"{size:.3g} {unit}"

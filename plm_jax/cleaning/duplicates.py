@@ -1,8 +1,8 @@
 """Removal of duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands).
 
 Each unit is a digest. Of all pages that contain a unit, the page with the smallest key owns the unit. A page keeps the
-units that it owns. The choice depends neither on the order of the pages nor on the number of workers, and favors no
-site.
+lines and spans that it owns. With MinHash, a page is kept only if it owns all of its bands. The choice depends neither
+on the order of the pages nor on the number of workers, and favors no site.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class LineUnits:
         return (_digest(line.strip().lower()) for line in page.text.split("\n"))
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Returns the page with one copy of each line that it owns, or None if too few sentences remain."""
+        """Returns the page with one copy of each line that it owns, or None if no text or too few sentences remain."""
         lines_to_keep, elsewhere, here = [], [], []
         units_of_page = set()
         for line, unit in zip(page.text.split("\n"), self.units(page), strict=True):
@@ -49,7 +49,7 @@ class SentenceSpanUnits:
         self._rule = rule
 
     def units(self, page: Page) -> Iterator[bytes]:
-        """Returns one digest per span of consecutive sentences; spans overlap."""
+        """Returns one digest per span of consecutive sentences; spans overlap. A page shorter than a span has none."""
         return iter(self._digests([sentence for line in self._sentences(page) for sentence in line]))
 
     def _sentences(self, page: Page) -> list[list[str]]:
@@ -60,7 +60,10 @@ class SentenceSpanUnits:
         return [_digest("\n".join(plain[i : i + self._rule.span])) for i in range(len(plain) - self._rule.span + 1)]
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Removes spans that other pages own and repeats of spans. Returns None if too few sentences remain."""
+        """Returns the page without repeated spans and spans that other pages own, or None if too little remains.
+
+        A span that overlaps its first occurrence does not count as repeated.
+        """
         lines = self._sentences(page)
         sentences = [sentence for line in lines for sentence in line]
         elsewhere, here, first = set(), set(), {}
@@ -91,7 +94,7 @@ def _without(page: Page, lines: list[list[str]], dropped: Set[int]) -> str:
 
 
 def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page | None:
-    """Returns the page with the remaining text, or None if that text has too few sentences."""
+    """Returns the page with the remaining text, or None if that text is blank or has too few sentences."""
     if not text.strip():
         tally.add("nothing_new", page, [page.text])
     elif not punkt.has_sentences([text], min_sentences):
@@ -113,7 +116,7 @@ class NearDuplicates:
         return self._hashes.bands(page.text)
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Returns the page if it owns all of its bands. Returns None if it does not."""
+        """Returns the page if it owns all of its bands, otherwise None."""
         # `owned` contains only bands of this page, without duplicates, so comparing the numbers is enough.
         if len(owned) == self._bands:
             return page

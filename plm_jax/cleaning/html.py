@@ -39,10 +39,11 @@ def text(html: str) -> str:
 
 
 def is_nested(html: str, limit: int) -> bool:
-    """Whether elements are nested more than `limit` deep, or cost a parser as much time and memory as if they were.
+    """Whether a page is too expensive to parse.
 
-    Runs in linear time. An element without an end tag counts as open until the end of the page, except for elements
-    that never nest (`_FLAT`).
+    A page is too expensive if its elements are nested more than `limit` deep, if a tag has too many attributes, or if a
+    parser would visit or reopen too many open elements. Runs in linear time. An element without an end tag counts as
+    open until the end of the page, except for elements that never nest (`_FLAT`).
     """
     if html.count("<") <= limit and len(html) <= _MAX_ATTRIBUTES:
         return False

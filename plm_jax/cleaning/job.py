@@ -33,11 +33,11 @@ def clean(
 ) -> None:
     """Writes the pages that pass all rules as JSON Lines, for `config.TextTable`, and prints what was removed.
 
-    The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (in one folder per language if there are
-    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. Files between the
-    stages are in `.NAME.tmp` next to a local output, and in `.work` inside an output in a bucket. A repeated call
-    resumes a run that was stopped. A finished output of the same files and settings is left unchanged. The kept pages
-    and every byte of the files are independent of the executor and the number of its workers.
+    The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (with `Cld3Config`, in one folder per language),
+    `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. Files without rows are not
+    written. Files between the stages are in `.NAME.tmp` next to a local output, and in `.work` inside an output in a
+    bucket. A repeated call resumes a run that was stopped. A finished output of the same files and settings is left
+    unchanged. The kept pages and every byte of the files are independent of the executor and the number of its workers.
 
     Args:
       inputs: paths or globs of WET, WARC, JSON Lines or Parquet files.
@@ -47,7 +47,8 @@ def clean(
 
     Raises:
       UserError: there is no input, the input has no page, no page for training passes, a list is missing, tasks failed,
-        the output contains other files, or another run writes to it.
+        the output is a file or contains other files, another run writes to it, or the extra `clean` or `report` is not
+        installed.
     """
     for extra in ("clean", "report"):
         extras.require(extra)
@@ -71,10 +72,10 @@ def clean(
 
 
 def make_plan(inputs: list[str], rule: settings.CleaningConfig, part_bytes: int) -> stages.Plan:
-    """Lists the inputs, reads the lists that the settings name, and sets the number of shards.
+    """Lists the inputs, reads the lists that the settings name, and sets the number of shards if the settings do not.
 
     Raises:
-      UserError: there is no input, or a list is missing.
+      UserError: there is no input, or a list is missing or invalid.
     """
     files = crawl.files(inputs)
     if rule.shards is None:
@@ -149,7 +150,7 @@ def _move(folder: str, output: str) -> None:
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
-    """Returns the counts of the report."""
+    """Returns a tally in the form of the report."""
     return {
         reason: {
             "number": count.number,
@@ -161,7 +162,7 @@ def _counts(tally: Tally) -> dict[str, Any]:
 
 
 def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists) -> str:
-    """Returns the SHA-256 of the files' paths, sizes and times, the settings and the contents of the lists."""
+    """Returns the SHA-256 of the files' paths, sizes and versions, the settings and the contents of the lists."""
     content = {
         "files": files,
         "settings": trees.to_dict(rule),

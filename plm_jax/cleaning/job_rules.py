@@ -61,7 +61,11 @@ def comparison(rule: settings.CleaningConfig, compared: str) -> Any:
 
 
 def apply(workspace: tasks.Workspace, segments: Iterable[str], pages: Iterable[Page], counts: Tally) -> Iterator[Page]:
-    """Yields the pages that pass some rules. A segment is a group of consecutive rules: `read`, `before` or `after`."""
+    """Yields the pages that pass the rules of some segments, as the rules have changed them.
+
+    Counts the pages after each rule. A segment is a group of consecutive rules: `read` (length and sites), `before` or
+    `after` the comparison `duplicates`.
+    """
     steps = [step for name in segments for step in _segment(workspace.folder, workspace.identity, name)]
     for page in pages:
         result: Page | None = page
@@ -76,7 +80,7 @@ def apply(workspace: tasks.Workspace, segments: Iterable[str], pages: Iterable[P
 
 @functools.lru_cache(8)
 def _segment(folder: str, identity: str, name: str) -> list[tuple[str, rules.PageRule]]:
-    """Returns the name and the rule of each step of a segment. Cached, because making a language detector is slow."""
+    """Returns the name and the rule of each step of a segment. Cached: it takes long to make a language detector."""
     known = _read(folder, identity)
     rule, result = known.rule, []
     if name == "read":

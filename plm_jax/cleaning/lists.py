@@ -33,7 +33,7 @@ class Lists(NamedTuple):
 
 
 def load(rule: settings.CleaningConfig) -> Lists:
-    """Reads the lists that settings name. URLs may be numerous and stay in their files.
+    """Reads the lists that settings name. Lists of URLs may be long and stay in their files.
 
     Raises:
       UserError: a list is missing or invalid.

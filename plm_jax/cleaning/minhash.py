@@ -16,7 +16,14 @@ _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), (np.uint64(0xBF58476D1CE4E5B9), np
 
 
 class Hashes:
-    """Signatures of `bands` times `rows` hashes over the `words`-grams of a text in lower case."""
+    """MinHash signatures of texts in lower case.
+
+    Args:
+      bands: number of bands of a signature.
+      rows: number of hashes in a band.
+      words: number of words in an n-gram.
+      seed: seed of the hash functions.
+    """
 
     def __init__(self, bands: int, rows: int, words: int, seed: int):
         self._bands, self._rows, self._words = bands, rows, words
@@ -26,7 +33,10 @@ class Hashes:
         self._b = rng.integers(2**64, size=(bands * rows, 1), dtype=np.uint64)
 
     def shingles(self, text: str) -> np.ndarray:
-        """Returns hashes of the distinct word n-grams, uint64 [n]. A text with fewer words is a single n-gram."""
+        """Returns the sorted hashes of the distinct word n-grams, uint64.
+
+        A text with fewer words than an n-gram is a single n-gram.
+        """
         words = [zlib.crc32(word.encode("utf-8")) for word in _WORDS.findall(text.lower())]
         hashes = np.array(words or [0], np.uint64)
         num_shingles = max(len(hashes) - self._words + 1, 1)
@@ -48,7 +58,7 @@ class Hashes:
         return minima.astype(np.uint32).reshape(self._bands, self._rows)
 
     def bands(self, text: str) -> list[bytes]:
-        """Returns a digest of 8 bytes per band. Two texts have the same digest if all rows of the band are equal."""
+        """Returns a digest of 8 bytes per band. Texts with the same hashes in a band have the same digest."""
         rows = self.signature(text)
         mixed = mix(
             np.arange(self._bands, dtype=np.uint64)

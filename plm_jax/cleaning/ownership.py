@@ -34,13 +34,13 @@ def record(unit: bytes, key: bytes, task: int) -> bytes:
 
 
 def losses(slices: Sequence[parts.Slice]) -> Iterator[tuple[int, bytes]]:
-    """Finds the owner of each unit, the page with the smallest key.
+    """Yields the units that pages contain but do not own. The page with the smallest key owns a unit.
 
-    Reads the slices twice, so that memory depends only on the number of distinct units, not on the number of pages.
+    Reads the slices twice. Memory depends on the number of distinct units, not on the number of pages.
 
     Yields:
       A pair: the number of a task, and items of 32 bytes, concatenated. An item consists of a unit and the key of a
-      page. The task wrote this page; the page contains the unit but does not own it.
+      page that the task wrote. The page contains the unit but does not own it. There may be several pairs for a task.
     """
     units, owners = _owners(slices)
     for block in _blocks(slices):
@@ -66,7 +66,7 @@ def _owners(slices: Iterable[parts.Slice]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(slices: Iterable[parts.Slice]) -> Iterator[np.ndarray]:
-    """Iterates over blocks of records, structured arrays."""
+    """Iterates over blocks of records, as structured arrays."""
     return (np.frombuffer(block, _RECORD) for part in slices for block in parts.blocks(part))
 
 
@@ -81,7 +81,7 @@ def _merge(units: np.ndarray, owners: np.ndarray, pending: Sequence[np.ndarray])
 
 
 def by_key(data: bytes) -> Callable[[bytes], Set[bytes]]:
-    """Indexes the output of `losses`. Returns a function from a page's key to the units that this page does not own."""
+    """Indexes items of `losses`. Returns a function from a page's key to the units that this page does not own."""
     words = np.frombuffer(data, ">u8").reshape(-1, 4)
     words = words[np.lexsort((words[:, 3], words[:, 2]))]
     keys, ordered = words[:, 2:].tobytes(), words[:, :2].tobytes()

@@ -19,8 +19,8 @@ class Page(NamedTuple):
     Attributes:
       url: address of the page.
       text: visible text.
-      timestamp: time as in a WARC record (ISO 8601, which sorts by time).
-      language: code of the language once it is known.
+      timestamp: time as in a WARC record (ISO 8601, which sorts by time); empty if it is unknown.
+      language: code of the language; empty until it is detected.
     """
 
     url: str
@@ -35,17 +35,20 @@ class Page(NamedTuple):
 
     @property
     def normalized_url(self) -> str:
-        """URL without scheme, `www.`, tracking parameters and final slashes."""
+        """URL as `normalize_url` returns it."""
         return normalize_url(self.url)
 
 
 def normalize_url(url: str) -> str:
-    """Returns a URL without scheme, `www.`, tracking parameters and final slashes."""
+    """Returns a URL without scheme, `www.` after the scheme, and final slashes, as in C4.
+
+    A query that begins with `utm_`, `ref` or `feed` is also removed.
+    """
     return _TRACKING.sub("", _SCHEME.sub("", url)).rstrip("/")
 
 
 def url_hash(page: Page) -> int:
-    """Returns the MD5 of the normalized URL, 128 bits.
+    """Returns the MD5 of the normalized URL as an integer of 128 bits.
 
     The hash selects the pages for validation. It also selects the pages to drop among the pages with bad words.
     """
@@ -67,10 +70,13 @@ class Count(NamedTuple):
 
 
 class Tally(dict[str, Count]):
-    """Dict from a reason to its `Count`. Adding and merging commute, so a tally does not depend on the workers."""
+    """Dict from a reason to its `Count`. The order of additions and merges does not matter."""
 
     def add(self, reason: str, page: Page, texts: Iterable[str]) -> None:
-        """Counts texts (a page, or some of its lines) under a reason. The first text may become an example."""
+        """Counts texts (a page, or some of its lines) under a reason. The first text may become an example.
+
+        There must be at least one text.
+        """
         texts = list(texts)
         example = (page.key, page.url, texts[0][:EXAMPLE_CHARACTERS])
         self._merge(reason, Count(len(texts), sum(map(len, texts)), (example,)))

@@ -18,14 +18,14 @@ class GopherRepetition:
     """Drops pages with repeated lines, paragraphs or word n-grams.
 
     Args:
-      split: splits a text into words.
+      split: function that splits a text into words.
     """
 
     def __init__(self, rule: settings.GopherRepetitionConfig, split: words.Splitter = words.split):
         self._rule, self._split = rule, split
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         return _drop_for(next(self._reasons(page.text), None), page, tally)
 
     def _reasons(self, text: str) -> Iterator[str]:
@@ -57,7 +57,7 @@ class GopherQuality:
     """Drops pages whose words and lines do not look like English prose.
 
     Args:
-      split: splits a text into words.
+      split: function that splits a text into words.
     """
 
     def __init__(self, rule: settings.GopherQualityConfig, split: words.Splitter = words.split):
@@ -65,7 +65,7 @@ class GopherQuality:
         self._stop_words = frozenset(rule.stop_words)
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         return _drop_for(next(self._reasons(page.text), None), page, tally)
 
     def _reasons(self, text: str) -> Iterator[str]:
@@ -98,14 +98,14 @@ class FineWebQuality:
     """Drops pages with few lines that end in punctuation, many short lines, repeated lines or few words per line.
 
     Args:
-      split: splits a text into words.
+      split: function that splits a text into words.
     """
 
     def __init__(self, rule: settings.FineWebQualityConfig, split: words.Splitter = words.split):
         self._rule, self._split = rule, split
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         return _drop_for(next(self._reasons(page.text), None), page, tally)
 
     def _reasons(self, text: str) -> Iterator[str]:

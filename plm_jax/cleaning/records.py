@@ -86,7 +86,7 @@ def digests(slices: Iterable[parts.Slice]) -> bytes:
 
 
 def position(key: bytes, number: int) -> int:
-    """Returns the index of a key's range among `number` equal ranges of keys."""
+    """Returns the index of the range that contains a key, if all keys are divided into `number` equal ranges."""
     return int.from_bytes(key[:4], "big") * number >> 32
 
 

@@ -8,7 +8,7 @@ from plm_jax.cleaning import decontamination, settings
 
 
 def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
-    """Returns a dict from each possible reason for removal to its step, the counted unit and a description."""
+    """Returns the step, the counted unit and a description of each possible reason for removal, by reason."""
     descriptions = {
         "quarantined": ("reading", "records", "cannot be read; saved in quarantine/"),
         "no_html": ("reading", "records", "a response that is not an HTML page"),
@@ -112,7 +112,10 @@ def _listed(phrases: tuple[str, ...]) -> str:
 
 
 def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Returns a dict from each step, in order, to the numbers of pages and characters after the step."""
+    """Returns the numbers of pages and characters left after each step, by step and in order.
+
+    A step that did not run, or after which no page is left, is omitted.
+    """
     names = (
         "length",
         "sites",
@@ -130,7 +133,7 @@ def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Returns a Markdown table of the removed and the remaining text."""
+    """Returns two Markdown tables: the text left after each step, and the text removed for each reason."""
     left = steps(counts)
     first = left["reading"]
     rows = ["| after | pages | characters | of all characters |", "|---|---:|---:|---:|"]
@@ -144,7 +147,10 @@ def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
 
 
 def contamination(evaluations: Sequence[decontamination.EvaluationFile], counts: dict[str, Any]) -> str:
-    """Returns a Markdown table of the pages and examples by evaluation file; "" if there are no evaluation files."""
+    """Returns a Markdown table with the numbers of removed pages and of examples per evaluation file.
+
+    Returns "" if there are no evaluation files.
+    """
     rows = [
         "",
         "| evaluation file | removed pages | examples | found in pages | too short |",
@@ -158,7 +164,7 @@ def contamination(evaluations: Sequence[decontamination.EvaluationFile], counts:
 
 
 def examples(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Returns examples of the text that each rule removed, in Markdown."""
+    """Returns examples of the text that was removed for each reason, in Markdown."""
     parts = []
     for reason, (step, unit, description) in reasons(rule).items():
         removed = counts.get(reason, {}).get("examples")
@@ -173,7 +179,7 @@ def _escape(text: str) -> str:
 
 
 def plot(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
-    """Returns an SVG with the shares of text left after each step and the characters that each rule removed."""
+    """Returns an SVG: the shares of pages and characters left after each step, and the characters removed by reason."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -37,7 +37,7 @@ class MaxCharacters:
         self._limit = limit
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         if len(page.text) <= self._limit:
             return page
         tally.add("too_long", page, [page.text])
@@ -45,7 +45,7 @@ class MaxCharacters:
 
 
 class InDomains:
-    """Drops pages of sites that are not listed.
+    """Drops pages of sites or subdomains that are not listed.
 
     Args:
       domains: dict from a registered domain (`bbc.co.uk`) to the list of its allowed subdomains; a value that is not a
@@ -60,7 +60,7 @@ class InDomains:
         self._extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         parts = self._extract(page.normalized_url)
         allowed = self._domains.get(f"{parts.domain}.{parts.suffix}")
         if allowed is None:
@@ -79,7 +79,7 @@ class HasParagraphs:
         self._rule = rule
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         num_long = sum(len(line) >= self._rule.min_characters for line in page.text.split("\n"))
         if num_long >= self._rule.min_paragraphs:
             return page
@@ -89,6 +89,8 @@ class HasParagraphs:
 
 class LineFilter:
     """Drops lines that are not prose, and pages with placeholder text, code or too few sentences.
+
+    Removes citations such as `[1]` from the other lines.
 
     Args:
       has_sentences: function that returns whether nonblank lines together have at least the given number of sentences.
@@ -106,7 +108,7 @@ class LineFilter:
         )
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page with its good lines, or None."""
+        """Returns the page with its good lines, or None to drop it."""
         dropped: dict[str, list[str]] = {}
         lines, verdict = self._lines(page.text, dropped)
         if verdict is None and not self._has_sentences(lines, self._rule.min_sentences):
@@ -178,7 +180,7 @@ class LangdetectFilter:
         self._factory.set_seed(0)
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page with its language, or None."""
+        """Returns the page with its language, or None to drop it."""
         from langdetect.lang_detect_exception import LangDetectException
 
         detector = self._factory.create()
@@ -197,7 +199,13 @@ class LangdetectFilter:
 
 
 class Cld3Filter:
-    """Sets the language of pages, `und` if it is uncertain, and drops pages in languages that are not listed."""
+    """Sets the language of pages, and drops pages in languages that are not listed.
+
+    A page whose language is uncertain gets the language `und` and is kept.
+
+    Raises:
+      UserError: this process has imported TensorFlow.
+    """
 
     def __init__(self, rule: settings.Cld3Config):
         if "tensorflow" in sys.modules:
@@ -211,7 +219,7 @@ class Cld3Filter:
         self._identifier = gcld3.NNetLanguageIdentifier(min_num_bytes=rule.min_bytes, max_num_bytes=rule.max_bytes)
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page with its language, or None."""
+        """Returns the page with its language, or None to drop it."""
         result = self._identifier.FindLanguage(page.text)
         if not result.is_reliable or result.probability < self._rule.min_probability:
             return page._replace(language=UNKNOWN_LANGUAGE)
@@ -225,7 +233,7 @@ LANGUAGES = {settings.LangdetectConfig: LangdetectFilter, settings.Cld3Config: C
 
 
 class NoBadWords:
-    """Drops pages that contain a word on the list of their language.
+    """Drops pages that contain a word on the list of their language. Pages in a language without a list are kept.
 
     Args:
       words: dict from a language to its words and phrases, in lower case.
@@ -241,7 +249,7 @@ class NoBadWords:
         }
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page or None."""
+        """Returns the page, or None to drop it."""
         find = self._find.get(page.language.split("-")[0])
         if find is None or not find(page.text.lower()):
             return page

@@ -142,7 +142,8 @@ class Cld3Config:
 
     Attributes:
       languages: codes of the languages, as CLD3 returns them.
-      min_probability: minimum probability of the detected language; below it, the language of a page is undetermined.
+      min_probability: minimum probability of the detected language; below it, or if CLD3 calls its result unreliable,
+        the language of a page is undetermined.
       min_bytes: minimum number of bytes for which CLD3 detects a language (`min_num_bytes`).
       max_bytes: maximum number of bytes of a page that CLD3 reads (`max_num_bytes`).
     """
@@ -255,7 +256,7 @@ class GopherQualityConfig:
 class FineWebQualityConfig:
     """Drops lists and pages with repeated lines (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
 
-    Blank lines do not count.
+    Blank lines do not count, except in `max_lines_per_word`.
 
     Attributes:
       end_marks: characters that count as punctuation at the end of a line (as in the code that produced FineWeb).
@@ -290,7 +291,8 @@ class DecontaminationConfig:
         object, all texts in it are used.
       words: length n of the n-grams (published: 13).
       min_words: minimum number of words that a text of an evaluation set must have; shorter texts are ignored
-        (published: n-grams of at least 8 words). Texts with fewer than `words` words are compared as a whole.
+        (published: n-grams of at least 8 words). Texts with at least `min_words` but fewer than `words` words are
+        compared as a whole.
     """
 
     kind: ClassVar[str] = "ngrams"
@@ -307,8 +309,8 @@ class LimitsConfig:
     Attributes:
       line_bytes: maximum number of bytes of a line of JSON, and of characters of the text in a row of a Parquet file.
       page_bytes: maximum number of bytes of the text in a record of a WET file.
-      body_bytes: maximum decompressed number of bytes of the page in a record of a WARC file. Common Crawl truncates
-        pages at the default.
+      body_bytes: maximum number of bytes, after decompression, of the page in a record of a WARC file. Common Crawl
+        truncates pages at the default.
       depth: maximum nesting depth of HTML elements, and of lists and objects in JSON; the default is the limit of
         browsers.
     """
@@ -333,15 +335,14 @@ class CleaningConfig:
       paragraphs: minimum number of long lines of a page.
       lines: C4's rules for lines.
       fineweb: FineWeb's limits on the lines of a page.
-      duplicates: removal of text that occurs in several pages, by line or by span of sentences.
+      duplicates: removal of text that occurs more than once, in one page or several, by line or by span of sentences.
       language: detection of languages, and the languages to keep; None: all languages.
       badwords: removal of pages with words on a list.
       decontamination: removal of pages that contain parts of evaluation sets.
       near_duplicates: removal of near-duplicate pages.
       validation_one_in: number n; about one page in n, selected by a hash of its URL, goes to the validation split.
-      shards: number of files of the training split; None: one per 256 MiB of the crawl's files. A worker holds one file
-        in memory. The number of validation files is proportional to the number of training files. Empty files are not
-        written.
+      shards: number of files of the training split; None: one per 256 MiB of the crawl's files. The number of
+        validation files is proportional to the number of training files. Empty files are not written.
       limits: maximum sizes of records.
     """
 
@@ -396,7 +397,8 @@ def resolve(flavor: str, changes: Sequence[str] = ()) -> CleaningConfig:
     """Returns a flavor with changes such as `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
 
     Raises:
-      UserError: the flavor or a field is unknown, a value has the wrong type or is out of range, or a path is missing.
+      UserError: the flavor or a field is unknown, a value has the wrong type or is out of range, a required path is not
+        set, or the settings contradict each other.
     """
     if flavor not in FLAVORS:
         raise UserError(f"there is no flavor '{flavor}': {nearest(flavor, FLAVORS)}")

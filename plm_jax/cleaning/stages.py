@@ -3,7 +3,7 @@
     read      pages of the crawl that pass the rules for length and site, divided by a hash of the URL
     newest    the newest page of each URL, then the rules up to the first step that compares pages
     duplicates-owners, near_duplicates-owners
-              for each unit of text (a line, a span of sentences, a MinHash band), the page that owns it
+              for each page, the units of text (lines, spans of sentences, MinHash bands) that other pages own
     duplicates, near_duplicates
               pages without the units that other pages own, then the next rules
     write     lines of each output file, sorted
@@ -14,8 +14,8 @@ outputs into parts for the tasks of a later stage. If there are too many parts, 
 
 The order of the steps follows `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs,
 lines, duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is removed.
-FineWeb's rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text. Near-duplicates
-come last.
+FineWeb's rule sees the text after C4's rules for lines, as in FineWeb. Decontamination sees the final text.
+Near-duplicates come last.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class Plan:
       rule: settings; the number of shards is set.
       lists: lists that the settings name.
       part_bytes: largest number of bytes of text that a task should hold in memory. A task holds more if the text of
-        the crawl is larger than 2^16 times `part_bytes`. A task of `read` reads at most twice `part_bytes`, or a single
-        larger file.
+        the crawl is larger than 2^16 times `part_bytes`. A task of `read` reads at most twice `part_bytes`, 1/4,096 of
+        the crawl if that is more, or a single larger file.
     """
 
     files: Mapping[str, crawl.CrawlFile]
@@ -56,7 +56,7 @@ class Plan:
     part_bytes: int
 
     def divide(self, size: int, num_tasks: int, num_files: int = 1) -> shuffle.Division:
-        """Returns the division of a stage's outputs into parts of about `task_bytes`, one per task of a later stage.
+        """Returns the division of a stage's outputs into parts of about `task_bytes` bytes.
 
         Args:
           size: number of bytes of all outputs.
@@ -68,17 +68,17 @@ class Plan:
 
     @property
     def task_bytes(self) -> int:
-        """Bytes of text of a task: `part_bytes`, or less for a small crawl, so that all workers have tasks."""
+        """Bytes of text of a task: `part_bytes`, or less for a small crawl. All workers then have tasks."""
         return min(self.part_bytes, max(self.text_bytes // _FEW_TASKS, _LEAST_BYTES))
 
     @property
     def text_bytes(self) -> int:
-        """Approximate size of the crawl's text."""
+        """Approximate size of the crawl's text in bytes."""
         return sum(map(text_bytes, self.files.values()))
 
 
 def text_bytes(file: crawl.CrawlFile) -> int:
-    """Returns the approximate size of a file's text."""
+    """Returns the approximate size of a file's text in bytes."""
     return file.size * next((factor for ending, factor in EXPANSION.items() if file.name.endswith(ending)), 1)
 
 
@@ -94,7 +94,10 @@ def passes(rule: settings.CleaningConfig) -> list[Pass]:
 
 
 def build(plan: Plan) -> list[tasks.Stage]:
-    """Returns the stages. Results of the last one have `files`, a dict from path to numbers of rows and characters."""
+    """Returns the stages.
+
+    The result of each task of the last stage has `files`, a dict from path to numbers of rows and characters.
+    """
     first, *later = passes(plan.rule)
     read = ("pages", "urls")
     stages = [

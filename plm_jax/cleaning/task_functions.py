@@ -1,4 +1,4 @@
-"""Functions of the tasks of cleaning. They read slices of files, write files, and return their parts and a tally."""
+"""Functions of the tasks of cleaning. They read files, write files, and return descriptions of the files they wrote."""
 
 import contextlib
 import gzip
@@ -27,7 +27,7 @@ class Pass(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """Number of parts into which a pass splits its output.
+    """Division of the output of a pass.
 
     Attributes:
       division: parts of the units to compare; in the last pass, parts of the rows of output files.
@@ -41,7 +41,10 @@ class Sink(NamedTuple):
 def read(
     workspace: tasks.Workspace, files: Sequence[tuple[str, str]], division: shuffle.Division, num_bad: int
 ) -> dict[str, Any]:
-    """Reads files of the crawl. Divides pages by a hash of the URL, and quarantined records into `num_bad` parts."""
+    """Reads files of the crawl, and writes the pages that pass the rules for length and site.
+
+    Divides pages by a hash of the URL, and quarantined records into `num_bad` parts.
+    """
     rule, counts = job_rules.config(workspace), Tally()
     bad_division = shuffle.Division(num_bad)
     by_url, bad, name = division.writer(), bad_division.writer(), workspace.task
@@ -74,7 +77,7 @@ def read_urls(workspace: tasks.Workspace, path: str, sha256: str, division: shuf
     """Reads a list of URLs, and writes their digests.
 
     Raises:
-      UserError: the file has another hash.
+      UserError: the hash of the file is not `sha256`.
     """
     writer, content = division.writer(), hashlib.sha256()
     with storage.open_binary(path) as file:
@@ -89,7 +92,7 @@ def read_urls(workspace: tasks.Workspace, path: str, sha256: str, division: shuf
 def newest(
     workspace: tasks.Workspace, slices: Sequence[parts.Slice], urls: Sequence[parts.Slice], step: Pass, sink: Sink
 ) -> dict[str, Any]:
-    """Selects the newest page of each URL, and writes the pages that pass further rules."""
+    """Selects the newest page of each URL, and writes the pages that pass the list of URLs and further rules."""
     rule, counts = job_rules.config(workspace), Tally()
     # Encoded, because text takes up to four times as many bytes in memory.
     newest_pages: dict[bytes, bytes] = {}

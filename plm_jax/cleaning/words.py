@@ -41,7 +41,7 @@ def repeated(items: Iterable[str]) -> tuple[int, int]:
 
 
 class NGrams:
-    """Word n-grams of growing length. Each n-gram is identified by an integer, so that hashes cannot collide."""
+    """Word n-grams of growing length. They are compared without collisions, as integers and not as hashes."""
 
     def __init__(self, words: Sequence[str]):
         ids: dict[str, int] = {}
@@ -77,7 +77,7 @@ class NGrams:
         """Returns the number of characters in all occurrences of the most frequent n-gram, including spaces.
 
         Words are separated by one space. Overlapping occurrences count in full. Of several equally frequent n-grams,
-        the first one counts.
+        the first one counts. Returns 0 if there are too few words for an n-gram.
         """
         if len(self._words) < self.size:
             return 0

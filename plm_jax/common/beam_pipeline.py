@@ -1,4 +1,4 @@
-"""Apache Beam pipelines, built from Beam's command-line options, on which `prepare` and `clean` run."""
+"""Apache Beam pipelines, built from Beam's command-line options."""
 
 import contextlib
 import io
@@ -19,11 +19,12 @@ from plm_jax.common.errors import UserError, nearest, one_line
 def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
     """Returns an empty pipeline with the runner and the settings in `options`.
 
-    Without `--runner`, the pipeline runs on this machine in `--direct_num_workers` processes.
+    Without `--runner`, the pipeline runs on this machine. If `--direct_num_workers` is not 1, it then runs in worker
+    processes, or in threads with `--direct_running_mode=multi_threading`.
 
     Raises:
-      UserError: Beam or the runner rejects an option, Beam would ignore an option, or the runner is unknown or not
-      installed.
+      UserError: Beam or the runner rejects an option, an argument is not an option, an option of a pipeline on this
+        machine is unknown, or the runner is unknown or not installed.
     """
     parsed = _parse(options)
     runner = _runner(parsed)
@@ -34,7 +35,7 @@ def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
 
 
 def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
-    """Parses and checks the options. For this machine's runner, also sets the options that it needs."""
+    """Parses and checks the options, and adjusts some of them for a pipeline on this machine."""
     for before, option in itertools.pairwise(["", *options]):
         if not option.startswith("--") and (not before.startswith("--") or "=" in before):
             raise UserError(f"'{option}' is not an option of the pipeline: write --name=value")  # Beam would drop it.
@@ -65,10 +66,9 @@ def _is_local(options: pipeline_options.PipelineOptions) -> bool:
 
 
 def _runner(options: pipeline_options.PipelineOptions) -> Any:
-    """Returns the runner on which the pipeline runs.
+    """Returns the runner of the pipeline: its name, or an `FnApiRunner` for a pipeline on this machine.
 
-    A pipeline on this machine runs on Beam's `FnApiRunner`, which is written in Python. Beam's `DirectRunner` would
-    download another runner if it could.
+    `FnApiRunner` is written in Python. Beam's `DirectRunner` would download another runner if it could.
     """
     if not _is_local(options):
         return options.view_as(pipeline_options.StandardOptions).runner

@@ -16,9 +16,9 @@ class BlankLinesError(ValueError):
 
 
 def lines(file: Any, limit: int) -> Iterator[Any | None]:
-    """Yields the lines of a text or binary file; yields None in place of a line that is too long.
+    """Yields the lines of a text or binary file with their newlines, and None in place of each line that is too long.
 
-    A line is too long if it has more than `limit` characters or bytes, not counting its newline.
+    A line is too long if it has more than `limit` characters (text) or bytes (binary), not counting its newline.
 
     Raises:
       BlankLinesError: more than `MOST_BLANK_LINES` consecutive lines are blank.

@@ -1,7 +1,7 @@
-"""Child processes that run commands and end with this process, however this process ends.
+"""Child processes that run commands of `plm_jax` and end with this process, however this process ends.
 
-A child reads from a pipe. Only the parent holds the other end. When the parent is gone, the read returns, and the child
-sends itself SIGTERM, so that a training run saves its step.
+A child reads from a pipe whose other end the parent holds (`end_with_parent`). When the parent is gone, the read
+returns, and the child sends itself SIGTERM. A training run then saves its step.
 """
 
 import contextlib
@@ -29,12 +29,18 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def command(name: str, *flags: str) -> list[str]:
-    """Returns the arguments that start a command in a process that imports nothing from the working directory."""
+    """Returns the arguments that start a `plm_jax` command, such as `train`, in a new Python process.
+
+    Python's option `-P` keeps the working directory out of the `sys.path` of the process.
+    """
     return [sys.executable, "-P", "-m", "plm_jax", name, *flags]
 
 
 def with_package(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with a `PYTHONPATH` that lets a child import this package from any working directory."""
+    """Returns a copy of environment variables with which a child can import this package from any working directory.
+
+    Adds the folder that contains the package to `PYTHONPATH` if necessary.
+    """
     folder = os.path.dirname(package.FOLDER)
     # `site-packages` in front of the standard library would hide some of its modules.
     installed = [*site.getsitepackages(), site.getusersitepackages()]
@@ -45,7 +51,10 @@ def with_package(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_working_directory() -> None:
-    """Prevents Python child processes, including those of libraries, from importing files of the working directory."""
+    """Sets environment variables that keep the working directory out of the `sys.path` of Python child processes.
+
+    This includes the processes that libraries start.
+    """
     os.environ.update(with_package(os.environ) | {_SAFE_PATH: "1"})
 
 
@@ -58,7 +67,10 @@ def of_scripts() -> dict[str, str]:
 
 
 def alone() -> dict[str, str]:
-    """Returns the environment for a child that does not belong to this process's job."""
+    """Returns the environment for a child that does not belong to this process's job.
+
+    On a TPU slice of several hosts, the child is restricted to the CPU.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _JOB}
     if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):  # A slice's chips can only be used together.
         environment["JAX_PLATFORMS"] = "cpu"
@@ -66,7 +78,11 @@ def alone() -> dict[str, str]:
 
 
 def start(command: list[str], environment: Mapping[str, str], output: int) -> subprocess.Popen:
-    """Starts a process that ends with this one; its stdout and stderr go to `output`."""
+    """Starts a process, which ends with this one if it calls `end_with_parent`.
+
+    Args:
+      output: file descriptor for stdout and stderr of the process, or `subprocess.PIPE`.
+    """
     read, _ = _pipe()
     return subprocess.Popen(
         command,
@@ -87,7 +103,10 @@ def _pipe() -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """Sends SIGTERM to this process as soon as the process that started it with `start` is gone."""
+    """Makes this process send itself SIGTERM as soon as the process that started it with `start` is gone.
+
+    The output of this process is then discarded. Does nothing in a process that was not started with `start`.
+    """
     descriptor = os.environ.pop(_PARENT, None)
     if descriptor is None:
         return
@@ -105,10 +124,10 @@ def end_with_parent() -> None:
 
 
 def in_background(call: Callable[[], T]) -> futures.Future[T]:
-    """Starts a call in a thread that blocks SIGINT. Threads and processes that the call starts also block SIGINT.
+    """Calls a function in a new thread that blocks SIGINT, and returns a future of its result.
 
-    Ctrl-C then interrupts only the caller. Otherwise, a library would print a traceback for each of its interrupted
-    threads or worker processes. The thread ends with this process.
+    Threads and processes that the function starts also block SIGINT. Otherwise, a library would print a traceback for
+    each of its threads or worker processes at Ctrl-C. The new thread ends with this process.
     """
     returned: futures.Future[T] = futures.Future()
 
@@ -124,7 +143,7 @@ def in_background(call: Callable[[], T]) -> futures.Future[T]:
 
 
 class Group:
-    """Group of processes that can be stopped together. A different thread runs each process."""
+    """Group of processes that can be stopped together. Call `run` in a separate thread for each process."""
 
     def __init__(self):
         self._lock, self._running, self._stopped = threading.Lock(), set(), False

@@ -77,14 +77,22 @@ def dotted(flag: flags.FlagHolder) -> list[tuple[str, str]]:
 
 
 def required(flag: flags.FlagHolder) -> str:
-    """Returns the value of a required flag."""
+    """Returns the value of a required flag.
+
+    Raises:
+      UserError: the value is missing or empty.
+    """
     if not flag.value:
         raise UserError(f"--{flag.name} is missing: set it")
     return flag.value
 
 
 def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
-    """Returns the distinct integers of a list flag. Negative integers are accepted only with `signed`."""
+    """Returns the integers of a list flag.
+
+    Raises:
+      UserError: a value is not an integer or appears twice, or a value is negative and `signed` is false.
+    """
     is_integer = re.compile(r"-?[0-9]{1,4000}" if signed else r"[0-9]{1,4000}").fullmatch
     numbers = [int(value) for value in flag.value if is_integer(value)]
     if len(set(numbers)) < len(flag.value):
@@ -93,7 +101,7 @@ def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
 
 
 def seed_list(flag: flags.FlagHolder) -> list[int]:
-    """Returns the distinct seeds of a list flag.
+    """Returns the seeds of a list flag.
 
     Raises:
       UserError: a value is not a 64-bit integer, or appears twice.
@@ -105,15 +113,17 @@ def seed_list(flag: flags.FlagHolder) -> list[int]:
 
 
 def run(main: Callable[..., None], accepts_options: bool = False, positionals: Sequence[str] = ()) -> None:
-    """Parses the command line, calls `main` and exits with the status of the command.
+    """Parses the command line and calls `main`, or prints the help text. Returns if the command succeeds.
 
-    A `UserError` or an error of the operating system is printed on one line, with exit status 2. A run that was
-    stopped after its step was saved exits with status 75.
+    After a `UserError` or an error of the operating system, prints one line and exits with status 2. If a run was
+    stopped after its step was saved, exits with status 75; after Ctrl-C, with status 130. Raises other errors. In a job
+    of several processes, these errors end the process instead.
 
     Args:
-      main: function of the command; it receives the positional arguments.
+      main: function of the command, called with the positional arguments. The help text begins with the docstring of
+        its module.
       accepts_options: whether options of another program may follow after `--`; `options` returns them.
-      positionals: names of the positional arguments, which come before the flags. `{a,b}` accepts only a or b.
+      positionals: names of the positional arguments. A name such as `{a,b}` lists the accepted values.
     """
     # The logs of libraries would hide the one line of an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -181,7 +191,7 @@ def _end(line: str, status: int) -> NoReturn:
 
 
 def _print_last(line: str) -> None:
-    """Prints a line to stderr and discards everything that other threads print after it."""
+    """Prints a line to stderr, shortened if it is long. Discards everything that is written to stderr later."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -204,8 +214,8 @@ def options() -> list[str]:
 def _report_unraisable(unraisable) -> None:
     """Replaces `sys.unraisablehook`; ignores errors that have neither an object nor a message.
 
-    TensorStore reports such errors: Orbax closes its event loop when a read fails, and the threads of other reads then
-    cannot notify the closed loop.
+    TensorStore reports errors of this kind. Orbax closes its event loop when a read fails, and the threads of other
+    reads then cannot notify the closed loop.
     """
     if unraisable.object is not None or unraisable.err_msg is not None:
         sys.__unraisablehook__(unraisable)
@@ -221,12 +231,12 @@ def _show_warning(default: Callable[..., None], message: Warning, category: type
 
 @functools.cache
 def _print_warning(line: str) -> None:
-    """Prints a warning, but only once."""
+    """Prints a warning unless it was printed before."""
     print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> list[str]:
-    """Returns the command line up to `--`. Each `--flagfile` is replaced by the contents of its file."""
+    """Returns the arguments before `--`. Each `--flagfile` is replaced by the contents of its file."""
     end = sys.argv.index("--") if "--" in sys.argv else None
     return flags.FLAGS.read_flags_from_files(sys.argv[1:end], force_gnu=False)
 
@@ -253,8 +263,7 @@ def _parse_flags(accepts_options: bool, positionals: Sequence[str]) -> list[str]
 def _split_dotted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
     """Separates the overrides of a dotted flag from the other arguments.
 
-    The syntax is the same as for absl's flags: `--NAME.path value` equals `--NAME.path=value`, `--NAME.path` alone
-    means yes, and `--noNAME.path` means no.
+    An override is `--NAME.path=value`, `--NAME.path value`, `--NAME.path` alone for yes, or `--noNAME.path` for no.
 
     Returns:
       A pair: the other arguments, and the overrides as pairs (path, value).
@@ -314,7 +323,7 @@ def _format_flag(name: str, help: str) -> str:
 
 
 def start_jax() -> None:
-    """Joins the other processes of the job, if the environment names any, and sets up the compilation cache.
+    """Joins the job that environment variables describe, if there is one, and sets up the compilation cache.
 
     `launch/local.py` sets `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`. On a TPU pod, SLURM or
     GKE, JAX finds the other processes itself if `PLM_JAX_DISTRIBUTED=1` is set. The cache is disabled with several CPU
@@ -361,13 +370,13 @@ def start_jax() -> None:
 
 
 def start_jax_for_planning() -> None:
-    """Sets JAX up to compile for TPUs that are not attached; must be called before JAX computes anything."""
+    """Sets JAX up to compile for TPUs that are not attached. Must be called before JAX computes anything."""
     os.environ |= WITHOUT_TPU
     start_jax_on_host()
 
 
 def start_jax_on_host() -> None:
-    """Restricts JAX to the CPU, since another process may use the accelerators.
+    """Restricts JAX to the CPU in this process and its child processes. The accelerators stay free for other processes.
 
     Must be called before JAX computes anything.
     """
@@ -378,7 +387,7 @@ def start_jax_on_host() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc's malloc keep freed memory, so that the next step can reuse it; other C libraries are not affected.
+    """Makes glibc's malloc keep freed memory for later allocations. Does nothing with other C libraries.
 
     On a CPU, malloc allocates a step's temporaries. If it returned them to the kernel, the kernel would zero their
     pages again at every step.

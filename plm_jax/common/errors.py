@@ -1,4 +1,4 @@
-"""Errors that the user can fix: a command prints one line for them and exits with status 2."""
+"""Errors that a command reports in one line, and functions that write the messages."""
 
 import contextlib
 import difflib
@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class ExampleError(UserError):
-    """Error of one of several examples.
+    """Error that concerns one of several examples.
 
     Attributes:
       example: the example.
@@ -29,11 +29,11 @@ class ExampleError(UserError):
 
 
 class Interrupted(Exception):
-    """Raised when a run was asked to stop and has saved its step; a command prints its message and exits with 75."""
+    """Raised when work was stopped on request; a command prints the message and exits with status 75."""
 
 
 def describe(error: Exception) -> str:
-    """Returns the message of an error on one line. For an error of the operating system, adds advice."""
+    """Returns the message of an error on one line. For an error of the operating system, adds the path and advice."""
     if not isinstance(error, OSError):
         return one_line(error)
     reason = error.strerror or one_line(error)
@@ -60,7 +60,7 @@ _REMEDIES = {
 
 
 def one_line(error: BaseException | str, limit: int | None = 200) -> str:
-    """Returns the message of an exception on one line of at most `limit` characters."""
+    """Returns a text or the message of an exception on one line of at most `limit` characters; None means no limit."""
     return " ".join(str(error).split())[:limit]
 
 
@@ -73,7 +73,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def users_code(path: str) -> Iterator[None]:
-    """Converts errors that a user's Python file raises within the context to a `UserError` that names the line."""
+    """Converts errors that a user's Python file raises within the context to a `UserError` that names the line.
+
+    A `UserError` and errors that the file has not raised are unchanged.
+    """
     try:
         yield
     except UserError:
@@ -88,9 +91,12 @@ def users_code(path: str) -> Iterator[None]:
 def in_users_code(error: BaseException, path: str) -> UserError | None:
     """Returns a `UserError` with the message `FILE:LINE: NameError: …` if a user's file raised `error`, otherwise None.
 
-    `FILE:LINE` is the innermost stack frame in the user's file or in code that the file calls. Called code of Python,
-    of installed packages and of `plm_jax` is skipped. If no frame is in the user's file, the causes of the error are
-    searched.
+    `FILE:LINE` is the innermost stack frame in the user's file or in code that the file calls. Frames of Python, of
+    installed packages and of `plm_jax` are skipped. If no frame is in the user's file, the causes of the error are
+    searched. For a syntax error in any file, `FILE:LINE` is its position.
+
+    Args:
+      path: the user's file.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -109,7 +115,7 @@ def in_users_code(error: BaseException, path: str) -> UserError | None:
 
 
 def _hint(error: BaseException) -> str:
-    """Returns a comma and a hint with the nearest name if a module lacks an attribute; otherwise ""."""
+    """Returns `, did you mean 'NAME'?` if a module lacks an attribute and has one with a similar name; otherwise ""."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, ModuleType):
         return ""
     hint = nearest(error.name or "", dir(error.obj))

@@ -7,7 +7,10 @@ STOPPED = "stopped; run the same command again to resume"
 
 
 def end_at_interrupt() -> None:
-    """Makes Ctrl-C end this process with a message of one line until `command_line.run` is called."""
+    """Makes Ctrl-C print one line and end this process, until `command_line.run` is called.
+
+    Does nothing if SIGINT is ignored or already has another handler.
+    """
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # A job in the background ignores it.
         _signal.signal(_signal.SIGINT, _end)
 

@@ -26,7 +26,8 @@ def exclusive(work: str, what: str) -> Iterator[None]:
       what: text for WHAT in the error message "another process WHAT".
 
     Raises:
-      UserError: another process uses the folder, or it cannot be written.
+      UserError: another process uses the folder, the store cannot be reached, or writing to the folder is not
+        permitted.
     """
     lease = os.path.join(work, LEASE)
     try:
@@ -41,7 +42,7 @@ def exclusive(work: str, what: str) -> Iterator[None]:
 
 
 def begin(work: str, identity: str) -> tasks.Job:
-    """Returns the job with this identity and the current version, and removes all other jobs.
+    """Returns the job with this identity and the current version of the package. Removes all other jobs of the folder.
 
     The job's folder is named after a hash of the identity and the version.
     """
@@ -56,7 +57,7 @@ def begin(work: str, identity: str) -> tasks.Job:
 
 
 def clear(work: str) -> None:
-    """Removes all jobs of a folder. Keeps the lease, so that no other run begins meanwhile."""
+    """Removes all jobs of a folder and keeps the lease. No other run can then begin meanwhile."""
     for name in storage.names(work):
         if name != LEASE:
             storage.remove(os.path.join(work, name))

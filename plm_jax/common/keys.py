@@ -13,9 +13,12 @@ _GENERATORS = {"threefry": ("threefry2x32", 1), "rbg": ("rbg", 2)}
 
 
 def data(seed: int, prng: str = "threefry") -> np.ndarray:
-    """Returns the words of a seed's key as uint32; the high word of the seed comes first.
+    """Returns the words of a seed's key, uint32: the high word of the seed, then the low word.
 
-    `jax.random.key` drops the high word unless 64-bit types are enabled.
+    For `rbg`, both words are repeated. `jax.random.key` drops the high word unless 64-bit types are enabled.
+
+    Args:
+      prng: `threefry` or `rbg`.
     """
     high, low = divmod(seeds.unsigned(seed), 2**32)
     _, repeats = _GENERATORS[prng]

@@ -1,4 +1,4 @@
-"""Leases of folders on a local disk, a shared disk or in a bucket: one process at a time may write to a folder.
+"""Leases of folders on a local or shared disk or in a bucket: one process at a time may write to a folder.
 
     FOLDER/NUMBER.json    the holder (host, pid, start time, time of the last heartbeat), or the time of the release
 
@@ -26,6 +26,8 @@ _BEAT, _LEASE = 10.0, 60.0
 def taken(folder: str) -> dict[str, Any] | None:
     """Returns the recorded holder of a folder, which may have died; None if the folder has no holder.
 
+    Returns an empty dict if the record is damaged.
+
     Raises:
       UserError: the store cannot be reached.
     """
@@ -35,9 +37,12 @@ def taken(folder: str) -> dict[str, Any] | None:
 
 
 def is_alive(folder: str, wait: float = _LEASE) -> bool:
-    """Whether the holder of a folder is alive.
+    """Whether a folder has a holder that is alive.
 
     A holder on another machine is alive if it sends a heartbeat within `wait` seconds.
+
+    Raises:
+      UserError: the store cannot be reached.
     """
     holder = taken(folder)
     if holder is None or not is_here(holder):
@@ -49,12 +54,15 @@ def is_alive(folder: str, wait: float = _LEASE) -> bool:
 def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
     """Locks a folder while the context is active.
 
+    If a process on another machine holds the folder, first waits up to a minute for its heartbeat. If another process
+    takes the folder while the context is active, prints an error and ends this process with status 2.
+
     Args:
       what: text for WHAT in the error message "another process WHAT".
       about: function that returns further fields for the lease file; called at each heartbeat and at the release.
 
     Raises:
-      UserError: another process holds the folder.
+      UserError: another process holds the folder, or the store cannot be reached.
       OSError: the folder cannot be written.
     """
     number, mine = _take(folder, what)
@@ -89,7 +97,7 @@ def is_mine(folder: str) -> bool:
 
 
 def _is_mine(folder: str, number: int, mine: dict[str, Any]) -> bool:
-    """Returns whether a lease number is the newest and its holder is this process.
+    """Whether a lease number is the newest one and its holder is this process.
 
     The number alone does not identify the holder, because numbers start again at 1 if the folder was removed.
     """
@@ -163,7 +171,7 @@ def _machine() -> str | None:
 
 
 def is_here(holder: dict[str, Any]) -> bool:
-    """Whether a holder, as returned by `taken`, is a process of this machine."""
+    """Whether a holder, as returned by `taken`, is known to be a process of this machine."""
     return holder.get("machine") is not None and holder["machine"] == _machine()
 
 

@@ -59,7 +59,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether reports show the metric in percent."""
+        """Whether the unit is a fraction or a correlation."""
         return self.unit in _SHARES
 
     @property
@@ -68,7 +68,7 @@ class Metric:
         return _RANGES.get(self.unit)
 
     def from_percent(self, value: float) -> float:
-        """Converts a figure from a paper, where shares are in percent, to the unit that metrics are stored in."""
+        """Converts a figure from a paper to the stored unit: divides a fraction or a correlation by 100."""
         return value / 100 if self.is_share else value
 
 
@@ -123,8 +123,10 @@ def declare(name: str, metric: Metric) -> None:
 def declared(name: str) -> Metric | None:
     """Returns the declaration of a figure such as `SOURCE/accuracy`; None if there is none.
 
-    The source may be followed by a group, as in `SOURCE/5_shots/accuracy`. The deviation or a baseline of a metric has
-    the metric's unit and no direction. The names of baselines begin with one of the prefixes in `BASELINES`.
+    The source may be followed by a group, as in `SOURCE/5_shots/accuracy`. The deviation or a baseline of a declared
+    metric has the metric's unit and no direction. Names of deviations end in `_deviation` or `_stderr`; names of
+    baselines begin with one of the prefixes in `BASELINES`. Any other name that ends in `_loss` counts as a loss in
+    nats.
     """
     base = _base(name)
     if base in _DECLARED:
@@ -137,7 +139,7 @@ def declared(name: str) -> Metric | None:
 
 
 def of_users(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns a dict from metric to declaration for these figures, without built-in declarations."""
+    """Returns the declarations of the metrics of these figures by name, except built-in declarations."""
     bases = set(map(_base, names)) - _BUILT_IN
     return {name: metric for name, metric in _DECLARED.items() if name in bases}
 
@@ -154,7 +156,7 @@ def groups(name: str) -> list[str]:
 
 
 def fits(metric: Metric, value: float) -> bool:
-    """Whether a value is in the range of a metric, up to rounding."""
+    """Whether a value is in the range of a metric, up to rounding. NaN and infinities count as in the range."""
     low, high = metric.range or (-math.inf, math.inf)
     return not math.isfinite(value) or low - 1e-6 <= value <= high + 1e-6
 
@@ -162,7 +164,7 @@ def fits(metric: Metric, value: float) -> bool:
 def percent(metric: Metric | None, values: Iterable[float]) -> int:
     """Returns 100 if reports show these values of the metric in percent, else 1.
 
-    Reports show the values in percent if the metric is a share and all values are in its range.
+    Reports show the values in percent if the metric is a fraction or a correlation and `fits` accepts all values.
     """
     return 100 if metric is not None and metric.is_share and all(fits(metric, value) for value in values) else 1
 
@@ -170,13 +172,17 @@ def percent(metric: Metric | None, values: Iterable[float]) -> int:
 def shown(name: str, value: float, digits: int = 4) -> str:
     """Formats a figure for reports.
 
-    Shares are in percent. Whole numbers have no decimals, and other numbers have `digits` decimals.
+    A value that reports show in percent (`percent`) has two decimals. Any other value has `digits` decimals, or none if
+    all of them would be zero.
     """
     return shown_seeds(declared(name), [value], digits).removesuffix("." + "0" * digits)
 
 
 def shown_seeds(metric: Metric | None, values: Sequence[float], digits: int = 3) -> str:
-    """Formats the mean of a metric over seeds, followed by the sample standard deviation if there are several."""
+    """Formats the mean of a metric over seeds, followed by the sample standard deviation if there are several values.
+
+    Values that reports show in percent (`percent`) have two decimals, and other values have `digits` decimals.
+    """
     scale = percent(metric, values)
     digits = 2 if scale == 100 else digits
     text = f"{scale * statistics.mean(values):,.{digits}f}"

@@ -4,8 +4,9 @@ An override is a pair of a dotted path and a value. The value may be written as 
 
     train.steps=1e5   optimizer.kind=adafactor   train.phases.0.length=64   data.mixture.books=2   vocabulary.pad=None
 
-`SECTION.kind=K` replaces a section with the defaults of that kind. Fields without a default keep their value if the
-previous kind also has them. `SECTION.kind` is applied before the other overrides of the section, even if it comes last.
+`SECTION.kind=K` replaces a section of another kind with the defaults of kind K. A field without a default keeps its
+value if the previous kind also has this field and the value fits. `SECTION.kind` is applied before the other overrides
+of the section, even if it comes last.
 """
 
 import ast
@@ -35,15 +36,15 @@ def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root
     """Returns a copy of a tree with other values at dotted paths.
 
     Args:
-      changes: overrides in order. A string is parsed as the type of the field; other values are converted to the form
-        of a tree. If a path is repeated, the last value counts, except that the values of a tuple are concatenated.
+      changes: overrides in order. A string is parsed as the type of the field. Other values are converted with
+        `trees.to_dict` and not checked. If a path is repeated, the last value counts. The values of a repeated tuple
+        are concatenated instead.
       schema: dataclass that the tree represents.
       root: name of the tree in error messages.
 
     Raises:
-      UserError: a field does not exist (the message suggests a field of the same name in another section, or the
-        nearest name) or does not accept its value, a section is set after one of its fields, or a new kind has required
-        fields that are not set.
+      UserError: a field does not exist, a text is not a value of the field's type, a tuple has the wrong number of
+        items, a section is set after one of its fields, or a field that a new kind requires is not set.
     """
     result, swapped = dict(tree), []
     for path, value in _in_order(changes, root):
@@ -63,7 +64,7 @@ def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root
 
 
 def _paths(tree: Any, name: str, path: str) -> Iterator[str]:
-    """Yields the path of every field of this name in a tree whose own path is `path`, except in items of lists."""
+    """Yields the paths of all fields called `name` in a tree at `path`. Does not search lists."""
     for key, value in tree.items() if isinstance(tree, Mapping) else ():
         if key == name:
             yield f"{path}.{key}"
@@ -71,7 +72,7 @@ def _paths(tree: Any, name: str, path: str) -> Iterator[str]:
 
 
 def overridden(run: Any, changes: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Returns the ConfigDict of a run with other values at dotted paths; raises the errors of `apply`."""
+    """Returns the ConfigDict of a run's config with other values at dotted paths; raises the errors of `apply`."""
     return ml_collections.ConfigDict(apply(trees.to_config_dict(run).to_dict(), list(changes.items()), type(run)))
 
 
@@ -131,7 +132,10 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
 
 
 def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> dict[str, Any]:
-    """Returns a section of kind `name`: defaults of this kind, and previous values of fields without a default."""
+    """Returns a section of kind `name`: defaults of this kind, and previous values of fields without a default.
+
+    A section that already has this kind is unchanged.
+    """
     kind = trees.choice(choices, {"kind": name}, path)
     if isinstance(node, Mapping) and node.get("kind") == name:
         return dict(node)

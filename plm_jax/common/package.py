@@ -18,7 +18,10 @@ FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 @functools.cache
 def version() -> str:
-    """Returns the version of the package, with a hash of its source and of the libraries that outputs depend on."""
+    """Returns the version of the package, followed by a hash.
+
+    The hash covers the source of the package and the versions of Python, zlib and the libraries that outputs depend on.
+    """
     digest = hashlib.sha256()
     for folder, folders, names in os.walk(FOLDER):
         folders.sort()

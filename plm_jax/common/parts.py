@@ -27,7 +27,7 @@ _COPY_BYTES = 2**20
 
 
 class Slice(NamedTuple):
-    """Part of a file.
+    """Location of a part in a file.
 
     Attributes:
       path: path of the file.
@@ -51,11 +51,11 @@ class PartsWriter:
       num_parts: number of parts.
       width: number of consecutive parts that are stored as one.
       first: number of the first part.
-      buffer_bytes: largest number of bytes of records in memory; 8 MiB by default. The fewer bytes there are per part,
-        the smaller the blocks.
+      buffer_bytes: about the largest number of bytes of records in memory; 8 MiB by default. The fewer bytes there are
+        per part, the smaller the blocks.
 
     Attributes:
-      sizes: number of bytes of each stored part before compression.
+      sizes: number of bytes of each stored part before compression; complete after `write`.
     """
 
     def __init__(self, num_parts: int, width: int = 1, first: int = 0, buffer_bytes: int | None = None):
@@ -97,7 +97,7 @@ class PartsWriter:
         self._end += frame
 
     def write(self, file: BinaryIO) -> list[int]:
-        """Writes all stored parts in order.
+        """Writes all stored parts in order. Can be called only once.
 
         Returns:
           The offset of each stored part, followed by the size of the file.
@@ -120,7 +120,8 @@ def blocks(part: Slice) -> Iterator[bytes]:
     """Iterates over the blocks of records of a part.
 
     Raises:
-      FileNotFoundError: the file does not exist.
+      UserError: a remote file does not exist, or its store cannot be reached.
+      FileNotFoundError: a local file does not exist.
       ValueError: the file is damaged.
     """
     if part.stop == part.start:
@@ -134,7 +135,7 @@ def blocks(part: Slice) -> Iterator[bytes]:
 
 
 def numbered_records(part: Slice) -> Iterator[tuple[int, bytes]]:
-    """Yields pairs (number of the part, record) from a stored part that contains several parts.
+    """Yields pairs (number of the part, record) from a stored part of a writer with a `width` above 1.
 
     Records that were added by a single call of `add` are yielded as one record.
     """

@@ -16,7 +16,7 @@ SILENCE_SECONDS = 2.0
 
 
 def is_first() -> bool:
-    """Whether this is the first process of its job, according to variables of launchers, SLURM or GKE."""
+    """Whether this is the first process of its job, according to environment variables of launchers, SLURM or GKE."""
     ranks = [os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")]
     if os.environ.get("PLM_JAX_DISTRIBUTED") == "1" and "JAX_PROCESS_ID" not in os.environ:
         ranks += [os.environ.get(name, "0") for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID")]
@@ -54,7 +54,13 @@ def beating(tick: Callable[[float], None], first: float, every: Callable[[float]
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Prints the duration so far of a long operation, and the total duration at its end."""
+    """Prints the duration so far of a long operation, and the total duration at its end.
+
+    Prints nothing for an operation of less than `SILENCE_SECONDS`, or if this process is not the first of its job.
+
+    Args:
+      what: text in front of the duration.
+    """
     if not is_first():
         yield
         return

@@ -51,7 +51,10 @@ class Range(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """Returns the `repr` of a value, shortened to at most 60 characters."""
+    """Returns the `repr` of a value, shortened to at most 60 characters.
+
+    An integer that is too long for Python to print becomes a text without digits.
+    """
     try:
         text = _REPR.repr(value)
     except ValueError:  # Python converts no integer of more than 4,300 digits to text.

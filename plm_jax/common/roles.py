@@ -20,6 +20,9 @@ from plm_jax.common.errors import UserError
 class Role:
     """Base class of all roles.
 
+    The definition of a choice raises a `UserError` if another choice of the role has the same kind, or if the class
+    does not define a variable that the role declares.
+
     Attributes:
       kind: name of a choice in a config.
       choices: choices of a role by kind.
@@ -47,7 +50,7 @@ class Role:
 
 
 def _declared(choice: type[Role]) -> list[str]:
-    """Returns the names of the class variables that a role requires of its choices."""
+    """Returns the names of the class variables that the role of a choice declares."""
     role = next(base for base in choice.__mro__ if is_role(base))
     return [
         name for name, annotation in vars(role).get("__annotations__", {}).items() if get_origin(annotation) is ClassVar
@@ -55,5 +58,5 @@ def _declared(choice: type[Role]) -> list[str]:
 
 
 def is_role(annotation: object) -> bool:
-    """Whether a type is a role itself, and not a choice of a role."""
+    """Whether a type is a role itself: a class that inherits directly from `Role`."""
     return isinstance(annotation, type) and Role in annotation.__bases__

@@ -61,10 +61,14 @@ class Share:
 
 
 def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
-    """Writes the manifest of a folder; every process of the job calls this function after writing its files.
+    """Hashes the files of a folder and writes its manifest.
+
+    Every process of the job calls this function after writing its files. The first process waits for the hashes of the
+    others and writes the manifest.
 
     Args:
       about: further fields of the manifest.
+      share: files that this process hashes.
 
     Raises:
       UserError: another process has not written its hashes in time or does not see its files, or the store cannot be
@@ -88,7 +92,11 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
 
 
 def is_sealed(folder: str) -> bool:
-    """Whether a folder has a manifest, which may be damaged. Other files named `manifest.json` do not count."""
+    """Whether a folder has a manifest, even if its hashes are wrong. Other files named `manifest.json` do not count.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
     try:
         content = json.loads(storage.read(os.path.join(folder, MANIFEST)))
     except (OSError, ValueError, RecursionError):
@@ -97,10 +105,11 @@ def is_sealed(folder: str) -> bool:
 
 
 def read(folder: str) -> dict[str, Any]:
-    """Returns the contents of a folder's manifest.
+    """Returns the contents of a folder's manifest, without the field `sha256`.
 
     Raises:
       DamagedError: the manifest is missing or damaged.
+      UserError: the store cannot be reached.
       OSError: the manifest cannot be read.
     """
     path = os.path.join(folder, MANIFEST)
@@ -132,11 +141,14 @@ def verify(
 
     Args:
       below: prefixes of the paths to compare.
+      share: files that this process hashes. Missing and added files are reported by every process.
       outside: prefixes of paths to skip.
       accepts_links: whether links to files are treated as files. The cache of the Hugging Face Hub contains links.
 
     Raises:
-      DamagedError: a file is missing, was added or has changed; the message names it.
+      DamagedError: a file is missing, was added or has changed, or the manifest is missing or damaged. The message
+        names up to three files.
+      UserError: the store cannot be reached.
       OSError: a file cannot be read.
     """
     manifest, below, outside = read(folder), tuple(below), tuple(outside)
@@ -173,7 +185,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None = None) -> dict[str, list]:
-    """Returns a dict from path to [bytes, SHA-256].
+    """Returns the size in bytes and the SHA-256 of each file, by path.
 
     If the size of a file differs from `sizes`, the file is not read, and its hash is None.
     """

@@ -1,4 +1,4 @@
-"""Validation of SentencePiece model files, since the library crashes on some invalid files and misreads others."""
+"""Validation of SentencePiece model files. The library crashes on some invalid files and misreads others."""
 
 import math
 import re
@@ -14,10 +14,10 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def parse(data: bytes) -> Any:
-    """Parses a model file.
+    """Returns the protocol buffer of a model file.
 
     Raises:
-      ValueError: the file is not a complete model, or the library of SentencePiece cannot read it safely.
+      ValueError: the file is too large, is not a complete model, or cannot be read safely by SentencePiece.
     """
     # Each piece has at least two line feeds: the tags of its field and of its text.
     if len(data) > MOST_BYTES or data.count(b"\n") > 2**22:
@@ -42,7 +42,7 @@ def parse(data: bytes) -> Any:
 
 
 def processor(data: bytes) -> Any:
-    """Returns the `SentencePieceProcessor` of a model file that `parse` accepts.
+    """Returns the `SentencePieceProcessor` of a model file. Only files that `parse` accepts are safe to pass.
 
     Raises:
       ValueError: the library rejects the file.
@@ -58,10 +58,10 @@ def check_rules(rules: bytes) -> None:
 
     The rules consist of a trie and replacement texts. The values of the trie are offsets into the texts. The trie is a
     double array (https://github.com/s-yata/darts-clone): the child of unit i for byte c is unit i ^ offset(i) ^ c. The
-    library reads this unit whether or not the child exists.
+    library reads this unit whether or not the child exists. Empty rules are accepted.
 
     Raises:
-      ValueError: an offset points outside the trie or the texts.
+      ValueError: the rules are truncated, or an offset points outside the trie or the texts.
     """
     if not rules:
         return

@@ -1,10 +1,10 @@
 """Division of the records of many tasks among many later tasks, with a bounded number of requests to the store.
 
-Each task of a stage divides its records into parts, one for each task of a later stage, and writes one file with a
-slice for each part. The number of slices is the product of the numbers of tasks of the two stages. If it exceeds
-`MOST_REQUESTS`, the first stage stores several consecutive parts as one, and a stage in between divides these stored
-parts again: each of its tasks reads one stored part from the outputs of a group of tasks, and writes a file with a
-slice for each part.
+Each task of a stage divides its records into parts for the tasks of a later stage, and writes one file with a slice for
+each part. The number of slices is the number of tasks times the number of parts. If it exceeds `MOST_REQUESTS`, the
+tasks store several consecutive parts as one stored part, and a stage in between divides the stored parts again. Each
+task of the stage in between reads one stored part from the outputs of a group of tasks, and writes a file with a slice
+for each part.
 
 With `N` tasks, `C` stored parts, `G` groups and `P` parts, there are `N C` slices before the stage in between and `P G`
 slices after it. Neither number may exceed `MOST_REQUESTS`. The stage in between therefore has `C G` tasks, at most
@@ -48,7 +48,10 @@ class Division(NamedTuple):
 
 
 def divide(num_tasks: int, num_parts: int) -> Division:
-    """Returns the division of the outputs of `num_tasks` tasks into `num_parts` parts, both at most `MOST_REQUESTS`."""
+    """Returns the division of the outputs of `num_tasks` tasks into `num_parts` parts.
+
+    Both numbers must be at most `MOST_REQUESTS`.
+    """
     if num_tasks * num_parts <= MOST_REQUESTS:
         return Division(num_parts)
     width = -(-num_parts // max(1, MOST_REQUESTS // num_tasks))
@@ -103,9 +106,11 @@ class Part(NamedTuple):
 
 
 def collect(marks: Iterable[tasks.Mark], field: str) -> dict[int, Part]:
-    """Returns a dict from number to stored part, without empty parts.
+    """Returns the stored parts by number, without empty ones.
 
-    The parts are read from the outputs that a field of the results describes.
+    Args:
+      marks: marks of the tasks that wrote the outputs.
+      field: field of the results that describes the outputs.
     """
     slices: dict[int, list[parts.Slice]] = collections.defaultdict(list)
     outputs: dict[int, list[tasks.Output]] = collections.defaultdict(list)
@@ -133,9 +138,12 @@ def size(marks: Iterable[tasks.Mark], field: str) -> int:
 
 
 def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
-    """Returns the marks of the tasks that wrote the final parts.
+    """Returns the marks of the tasks that wrote the outputs for the next stage.
 
-    The tasks belong to the stage `source` or, if its outputs were divided again, to the last stage that divided them.
+    These tasks belong to the last stage that divided the outputs of the stage `source` again, or to `source` itself.
+
+    Args:
+      field: field of the results that describes the outputs.
     """
     for stage in reversed(_names(source)):
         if again := [mark for mark in marks.get(stage, ()) if field in mark.result]:
@@ -195,7 +203,10 @@ def _tasks(sources: Sequence[tasks.Mark], field: str) -> list[tasks.Task]:
 def split(
     workspace: tasks.Workspace, field: str, slices: Sequence[parts.Slice], division: Division, first: int, count: int
 ) -> Mapping[str, Any]:
-    """Divides one stored part, which consists of parts [first, first + count) and has slices in several outputs."""
+    """Divides one stored part, which consists of parts [first, first + count) and has slices in several outputs.
+
+    Returns the description of the new output under `field`.
+    """
     writer = parts.PartsWriter(count, division.width, first, BUFFER_BYTES)
     for each in slices:
         for number, records in parts.numbered_records(each._replace(path=workspace.path(each.path))):

@@ -1,7 +1,8 @@
 """Files on this machine or in a bucket: a path may be local, `gs://bucket/…`, or any other path that fsspec opens.
 
-Writes are atomic: objects in a bucket appear completely or not at all, and local files are written under a temporary
-name and renamed. Objects in a bucket cannot be appended to or renamed.
+`write` and `writing` are atomic: objects in a bucket appear completely or not at all, and local files are written under
+a temporary name and renamed. Buckets can neither append to an object nor rename it; `append` writes it again, and
+`rename` copies it.
 """
 
 import contextlib
@@ -44,14 +45,14 @@ _MARKS = (
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is in a bucket."""
+    """Whether a path is a URL, such as `gs://bucket/file`."""
     return "://" in path
 
 
 def is_repository(path: str) -> bool:
-    """Whether a path names a repository of the Hugging Face Hub.
+    """Whether a path names a repository of the Hugging Face Hub, such as `hf:ORG/NAME`.
 
-    A path that begins with `hf://` does not name a repository, since fsspec opens it.
+    A path that begins with `hf://` does not count; fsspec opens it.
     """
     return path.startswith(REPOSITORY) and not is_remote(path)
 
@@ -76,7 +77,7 @@ def canonical(path: str) -> str:
 
 
 def cache_folder(*names: str) -> str:
-    """Returns a folder of this machine for files that can be computed or downloaded again."""
+    """Returns a path below `~/.cache/plm_jax`, for files that can be computed or downloaded again."""
     return os.path.join(os.path.expanduser("~/.cache/plm_jax"), *names)
 
 
@@ -107,7 +108,7 @@ def _unreachable(path: str, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def _having(path: str) -> Iterator[None]:
-    """Converts errors like `reaching`, and also a `FileNotFoundError` for a missing remote file or bucket."""
+    """Converts errors like `reaching`, and also a `FileNotFoundError`."""
     try:
         with reaching(path):
             yield
@@ -143,7 +144,7 @@ def open_binary(path: str) -> BinaryIO:
     """Opens a file for reading.
 
     Raises:
-      UserError: the path is a folder, a pipe or a device, or the store cannot be reached.
+      UserError: a local path is a folder, a pipe, a socket or a device, or the store cannot be reached.
       OSError: the file cannot be opened.
     """
     if not is_remote(path):
@@ -165,7 +166,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Opens a regular file and rejects a link, which may lead to another user's file."""
+    """Opens or creates a regular file. Rejects a link, which may lead to another user's file."""
     if os.path.islink(path):
         raise UserError(f"refusing to write through the symbolic link {path}: remove the link")
     with contextlib.suppress(FileNotFoundError):
@@ -203,6 +204,9 @@ def size(path: str) -> int:
 def read(path: str, most: int | None = None) -> bytes:
     """Returns the contents of a file; raises the errors of `open_binary`.
 
+    Args:
+      most: largest accepted number of bytes; None means no limit.
+
     Raises:
       UserError: the file has more than `most` bytes.
     """
@@ -219,7 +223,7 @@ def read_range(path: str, start: int, stop: int) -> bytes:
     """Returns bytes [start, stop) of a file, or fewer if the file ends before `stop`.
 
     Raises:
-      UserError: a remote file does not exist, or the store cannot be reached.
+      UserError: a remote file does not exist, the store cannot be reached, or a local path is not a regular file.
       OSError: a local file cannot be opened.
     """
     if not is_remote(path):
@@ -240,7 +244,7 @@ def sha256(path: str) -> str:
 
 
 def write(path: str, data: bytes) -> None:
-    """Writes a file atomically and creates the folders above it.
+    """Writes or replaces a file atomically, and creates the folders above it.
 
     Raises:
       UserError: the store cannot be reached, there is no such bucket, or a local path is not a regular file.
@@ -255,7 +259,7 @@ def write(path: str, data: bytes) -> None:
 
 
 def create(path: str, data: bytes) -> None:
-    """Creates a file and the folders above it; of several concurrent processes, only one succeeds.
+    """Creates a file and the folders above it. If several processes call this function for a file, only one succeeds.
 
     Raises:
       FileExistsError: the file exists.
@@ -279,10 +283,10 @@ def create(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """Opens a file of any size for writing; it is created only when the context ends without an error.
+    """Opens a file of any size for writing. The file is created or replaced when the context ends without an error.
 
-    A remote file is uploaded at the end. Temporary files left by killed writers of the same file are removed. Raises
-    the errors of `write`.
+    A remote file is uploaded at the end. Temporary files left by killed writers of the same local file are removed.
+    Raises the errors of `write`.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -360,7 +364,7 @@ def check_new_folder(folder: str) -> None:
     """Rejects a folder that has files in it, unless `writing_folder` has marked it as unfinished.
 
     Raises:
-      UserError: the folder is not empty, or it is a file.
+      UserError: the folder is not empty, it is a file, or the store cannot be reached.
     """
     present = names(folder)
     if (present and UNFINISHED not in present) or os.path.isfile(folder):
@@ -369,7 +373,10 @@ def check_new_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def writing_folder(folder: str) -> Iterator[None]:
-    """Marks a new folder as unfinished while its files are written; after an error, removes the files.
+    """Marks a new folder as unfinished while its files are written.
+
+    First removes files that a killed process has left in the folder. After an error, removes all files, and also the
+    folder if it did not exist before.
 
     Raises:
       UserError: `check_new_folder` rejects the folder, or another process of this machine is writing to it.
@@ -416,7 +423,9 @@ def _empty(folder: str) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Appends to a file that has no other writer; a remote file is rewritten. Raises the errors of `write`.
+    """Appends to a file that has no other writer; a remote file is written again. Raises the errors of `write`.
+
+    Creates the file if it does not exist. The folder of a local file must exist.
 
     Raises:
       UserError: the file is a link.
@@ -431,7 +440,8 @@ def append(path: str, data: bytes) -> None:
 def copy(source: str, target: str) -> None:
     """Copies a file. Raises the errors of `read` and `write`.
 
-    Within a remote store, the server copies the file. Otherwise, the file is read into memory as a whole.
+    If both paths are in the same kind of remote store, the store copies the file. Otherwise, the file is read into
+    memory as a whole.
     """
     if is_remote(source) and source.partition("://")[0] == target.partition("://")[0]:
         with _having(source):
@@ -468,7 +478,7 @@ def replace_folder(temporary: str, final: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Holds a lock on a file of this machine while the context is active.
+    """Locks a file of this machine while the context is active. Waits while another process has locked it.
 
     The system releases the lock when the process ends, however it ends. The lock file and the folders above it are
     created; the lock file is removed when the context ends. A file on a disk without locks is not locked.
@@ -510,9 +520,7 @@ def _is_at(path: str, file: BinaryIO) -> bool:
 
 
 def names(folder: str) -> list[str]:
-    """Returns the sorted names in a folder.
-
-    Returns an empty list if the folder does not exist, since buckets have no empty folders.
+    """Returns the sorted names in a folder; an empty list if the folder does not exist.
 
     Raises:
       UserError: the store cannot be reached.
@@ -525,13 +533,13 @@ def names(folder: str) -> list[str]:
 
 
 def numbers(folder: str, suffix: str = "") -> list[int]:
-    """Returns the sorted numbers N for which a folder has an entry N + `suffix`; raises the errors of `names`."""
+    """Returns the sorted numbers N for which a folder has an entry named N + `suffix`; raises the errors of `names`."""
     matches = (re.fullmatch(rf"(0|[1-9][0-9]*){re.escape(suffix)}", name) for name in names(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def glob(pattern: str) -> list[str]:
-    """Returns the files that match a pattern or a path, sorted.
+    """Returns the sorted paths of the files that match a pattern or a path.
 
     Raises:
       UserError: the store cannot be reached.
@@ -579,10 +587,10 @@ def listing(pattern: str) -> list[File]:
 
 
 def files_below(folder: str, regular: bool = True) -> list[str]:
-    """Returns the relative paths of all files below a folder, sorted, including hidden ones.
+    """Returns the sorted relative paths of the regular files below a folder, including hidden files.
 
     Args:
-      regular: whether to return regular files; otherwise, only links, pipes and devices are returned.
+      regular: if false, returns links, pipes and devices instead; there are none in a bucket.
 
     Raises:
       UserError: the store cannot be reached.
@@ -622,6 +630,7 @@ def remove(path: str) -> None:
 
     Raises:
       UserError: the store cannot be reached.
+      OSError: a local file cannot be removed.
     """
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError), reaching(path):

@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON; rejects ambiguous files and files that need more memory or stack than any real file."""
+"""Parsing of untrusted JSON. Rejects ambiguous files, and files that need more memory or stack than any real file."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def loads(data: bytes) -> Any:
 
     Raises:
       ValueError: the data is not JSON in UTF-8, repeats a name within an object, contains NaN, an infinity or a number
-        beyond the range of floats, or exceeds the limits on bytes, values or depth.
+        such as 1e400 that overflows a float, or exceeds the limits on bytes, values or depth.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON, more than the limit of {MOST_BYTES:,}")
@@ -41,11 +41,11 @@ def loads(data: bytes) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Parses JSON of any size and depth; rejects ambiguous JSON like `loads`.
+    """Parses JSON without the limits of `loads` on bytes, values and depth.
 
     Raises:
-      ValueError: the text is not JSON, repeats a name within an object, or contains a number beyond the range of
-        floats.
+      ValueError: the text is not JSON, repeats a name within an object, or contains NaN, an infinity or a number such
+        as 1e400 that overflows a float.
       RecursionError: the text is nested too deeply for Python.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)

@@ -92,7 +92,7 @@ class Workspace:
         return self._job.folder
 
     def path(self, relative: str) -> str:
-        """Returns the path of an output of an earlier task."""
+        """Returns the path of an output from its path relative to the job's folder."""
         return os.path.join(self._job.folder, relative)
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class Task:
         same in every process.
       inputs: outputs of earlier tasks that this task reads.
       subject: name shown in error messages, such as the path of a file. If it is empty, messages show the name of the
-        task. None shows no name, since the messages of the function name the file.
+        task. If it is None, messages show no name, because the function's own messages name the file.
     """
 
     name: str
@@ -159,7 +159,8 @@ class Stage:
       name: name, used for folders and in messages.
       tasks: function from the marks of all earlier stages to the tasks.
       removes: folders of outputs, such as `read` or `read/pages`, that no later stage reads. Each output is removed as
-        soon as every task that reads it is complete. A stage without tasks removes nothing.
+        soon as every task that reads it is complete, and the folders are removed after the stage. A stage without tasks
+        removes nothing.
     """
 
     name: str
@@ -192,7 +193,7 @@ class Job:
     Attributes:
       folder: folder that the driver and all workers share. A job with another identity or version needs another folder,
         so that late tasks of an earlier job cannot write into the folder of a later job.
-      identity: SHA-256 of everything on which the outputs depend, except the code.
+      identity: text that differs between jobs with different outputs, except if only the code differs.
       version: version of the driver's code; every worker must have the same version.
     """
 
@@ -220,8 +221,10 @@ class Executor(Protocol):
 def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bool = True) -> dict[str, list[Mark]]:
     """Runs all stages, skipping stages and tasks that are complete. Returns the marks of every stage.
 
+    Runs all stages again if an output of the last stage is missing. A repeated call after an error resumes the job.
+
     Raises:
-      UserError: tasks failed. All other tasks of their stage are complete, and a repeated call resumes the job.
+      UserError: tasks failed or were lost, or the engine cannot run them.
       ValueError: the folder belongs to a job with another identity or version.
     """
     _begin(job)
@@ -422,7 +425,7 @@ def follow(
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether another attempt may succeed: a `UserError` with a cause comes from a disk or a store."""
+    """Whether another attempt may succeed. A `UserError` is final unless it has a cause, which is a disk or a store."""
     return not isinstance(error, UserError) or error.__cause__ is not None
 
 
@@ -484,9 +487,12 @@ def _encoded(content: Any) -> bytes:
 
 
 def groups(items: Iterable[tuple[Any, int]], size: int) -> list[list[Any]]:
-    """Splits pairs (item, size) into groups of consecutive items with at most `size` in total.
+    """Divides items into groups of consecutive items whose sizes add up to at most `size`.
 
     An item that is larger than `size` forms a group of its own.
+
+    Args:
+      items: pairs (item, size).
     """
     result: list[list[Any]] = []
     total = 0

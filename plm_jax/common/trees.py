@@ -1,7 +1,7 @@
-"""Conversion between frozen dataclasses and trees for JSON and ConfigDicts, with errors that name the field.
+"""Conversion between dataclasses and trees for JSON and ConfigDicts, with errors that name the field.
 
-A field whose type is a role or a union of dataclasses is a tagged choice. In a tree, a tagged choice is a dict of its
-fields and its `kind`. A tuple of pairs (name, choice), which is hashable, is a dict in a tree.
+A field whose type is a role or a union of dataclasses with a `kind` is a tagged choice. In a tree, a tagged choice is a
+dict of its fields and its `kind`. A field that is a tuple of pairs (name, choice) is a dict in a tree.
 """
 
 import dataclasses
@@ -37,7 +37,10 @@ class Difference(NamedTuple):
 
 
 def to_dict(value: Any) -> Any:
-    """Converts dataclasses to dictionaries for JSON; tagged choices get their `kind`."""
+    """Converts a value to a tree for JSON. Dataclasses become dicts, and tuples become lists.
+
+    The dict of a tagged choice has an entry `kind`.
+    """
     if dataclasses.is_dataclass(value):
         tag = getattr(value, "kind", None)
         items = {f.name: (f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -51,7 +54,7 @@ def to_dict(value: Any) -> Any:
 
 
 def to_config_dict(value: Any) -> ml_collections.ConfigDict:
-    """Converts a dataclass to a ConfigDict; a dataclass with a class attribute `kind` gets an entry of this name."""
+    """Converts a dataclass to a ConfigDict. A class attribute `kind` becomes an entry of this name."""
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
@@ -77,9 +80,10 @@ def _with_dicts(value: Any) -> Any:
 
 
 def choices(kind: Any) -> dict[str, type] | None:
-    """Returns a dict from kind to choice, for a role or a union of tagged dataclasses; None for any other type.
+    """Returns the choices of a type by kind; None for a type without choices.
 
-    For a subclass of a role that is not a choice itself, returns only the choices that inherit from the subclass.
+    A role has choices, and so does a union of roles and tagged dataclasses. For a subclass of a role that is not a
+    choice itself, returns only the choices that inherit from the subclass.
     """
     if isinstance(kind, type) and issubclass(kind, Role) and not hasattr(kind, "kind"):
         return {name: choice for name, choice in kind.choices.items() if issubclass(choice, kind)}
@@ -112,11 +116,9 @@ def default(field: dataclasses.Field) -> Any:
 
 
 def values(kind: Any) -> Any:
-    """Returns the type of the values in a dict type, such as `T` for `dict[str, T]`.
+    """Returns the type `T` of the values in a dict type, such as `dict[str, T]`, or in `tuple[tuple[str, T], ...]`.
 
-    For a type of tuples of pairs (name, choice), returns the type of the choices.
-
-    Returns None for any other type.
+    In a tuple type, `T` must be a role. Returns None for any other type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     pair: tuple[Any, ...] = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
@@ -125,7 +127,10 @@ def values(kind: Any) -> Any:
 
 
 def parse(kind: Any, value: Any, where: str) -> Any:
-    """Converts a value of a tree to the annotated type `kind`; error messages refer to it as `where`.
+    """Converts a value of a tree to the annotated type `kind`. Functions and values of type `Any` are not checked.
+
+    Args:
+      where: name of the value in error messages.
 
     Raises:
       UserError: a field is unknown or missing, or a value has the wrong type or is out of range.
@@ -178,7 +183,10 @@ def _parse_number(kind: type[int] | type[float], value: Any, where: str, accepte
 
 
 def checked(value: Any, where: str) -> Any:
-    """Checks the types and ranges of the fields of a dataclass that was not parsed from a tree, and returns it.
+    """Returns a copy of a dataclass after checking the types and ranges of its fields.
+
+    Args:
+      where: name of the dataclass in error messages.
 
     Raises:
       UserError: a field has the wrong type or is out of range.
@@ -215,7 +223,10 @@ def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
 def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
     """Returns the fields in which two trees differ, in order.
 
-    If two dictionaries differ in `kind` and in the names of their fields, they count as a single difference.
+    Two dicts that differ both in `kind` and in the names of their fields count as a single difference.
+
+    Args:
+      path: dotted path of the trees.
     """
     trees = isinstance(was, dict) and isinstance(now, dict)
     if not trees or (was.get("kind") != now.get("kind") and was.keys() != now.keys()):
@@ -227,6 +238,6 @@ def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
 
 
 def brief(value: Any) -> str:
-    """Returns a value of a tree as a short text; for a tagged choice, its kind."""
+    """Returns a value of a tree as a text of at most 60 characters; for a tagged choice, its kind."""
     text = str(value.get("kind", value) if isinstance(value, dict) else value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -10,10 +10,11 @@ def read(data: bytes) -> list[str]:
 
 
 def lines(data: bytes, errors: str = "strict") -> list[str]:
-    """Returns the lines of a file of tokens; `errors` is passed to `bytes.decode`.
+    """Returns the lines of a file of tokens, without line breaks; `errors` is passed to `bytes.decode`.
 
     Raises:
-      ValueError: the file is not UTF-8, has an empty line or a byte order mark, or more lines than any vocabulary.
+      ValueError: the file has an empty line, a byte order mark or more than `MOST_TOKENS` lines, or it is not UTF-8 and
+        `errors` is "strict".
     """
     if data.count(b"\n") > MOST_TOKENS:
         raise ValueError(f"more than {MOST_TOKENS:,} lines")
@@ -26,5 +27,5 @@ def lines(data: bytes, errors: str = "strict") -> list[str]:
 
 
 def is_uncased(tokens: list[str]) -> bool:
-    """Whether only tokens in brackets have upper-case letters."""
+    """Whether no token has upper-case letters, except tokens that begin with `[`."""
     return all(token == token.lower() for token in tokens if not token.startswith("["))

@@ -1,7 +1,8 @@
 """Pools of worker processes that apply a function to items.
 
-Workers are fresh interpreters that import only the function's module. This process may therefore have imported
-TensorFlow, run threads, or be a script without a main guard. Workers end when this process ends, for whatever reason.
+Workers are fresh interpreters that import the function's module and not the main script. This process may therefore
+have imported TensorFlow, run threads, or be a script without a main guard. When this process ends, for whatever reason,
+each worker ends after its current item.
 """
 
 import collections
@@ -145,7 +146,7 @@ class Pool:
             worker.stop()
 
     def unordered(self, items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields each item with its result, or with the last error if all attempts failed.
+        """Yields pairs of an item and its result, or the last error if three attempts failed.
 
         An attempt fails if the function raises a `UserError` or its process dies. The next attempt uses a new process.
         Processes are started as needed, and remain for the next call.
@@ -192,7 +193,7 @@ class Pool:
 
 
 def main() -> None:
-    """Runs a worker: reads the function's factory and its arguments, then items, until its parent is gone."""
+    """Runs a worker until its parent is gone: reads the function's factory and its arguments, and then items."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Output of a user's code must not mix with the results.

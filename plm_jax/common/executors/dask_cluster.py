@@ -38,7 +38,11 @@ class DaskExecutor:
         self._client.close()
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task. Dask runs the tasks of dead workers again."""
+        """Yields the result of each task. Dask runs the tasks of dead workers again.
+
+        Raises:
+          UserError: the scheduler has stopped.
+        """
         names = {}
         # Keys are shared by all clients of a scheduler.
         prefix = hashlib.sha256(repr(job).encode("utf-8")).hexdigest()

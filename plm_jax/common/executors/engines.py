@@ -23,11 +23,11 @@ ENGINES = {
 def make(engine: str, options: Sequence[str]) -> Executor:
     """Returns the executor of an engine with options such as `--workers=8`.
 
-    Options named after a field of the executor set that field. Other options are passed to the engine if the executor
-    has a field `options`, and rejected otherwise.
+    An option named after a field of the executor sets this field. Other options are passed to the engine if the
+    executor has a field `options`, and rejected otherwise.
 
     Raises:
-      UserError: the engine is unknown or not installed, or an option is wrong.
+      UserError: the engine is unknown or not installed, or an option is unknown or has a wrong value.
     """
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}': {nearest(engine, ENGINES)}")

@@ -27,7 +27,7 @@ class LocalExecutor:
         self._pool.stop()
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task. Replaces a process that dies, and runs its task again."""
+        """Yields the result of each task. If a process dies, its task runs again, at most three times in total."""
         for (_, _, task), result in self._pool.unordered([(job, stage, task) for task in tasks]):
             yield Failure(task.name, str(result)) if isinstance(result, Exception) else result
 

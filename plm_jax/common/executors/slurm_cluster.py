@@ -36,7 +36,11 @@ class SlurmExecutor:
             subprocess.run(["scancel", self._array], check=False)
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task. A task fails if its array element ends before the task is complete."""
+        """Yields the result of each task. A task fails if its array element ends before the task is complete.
+
+        Raises:
+          UserError: `sbatch` cannot be run on this machine.
+        """
         number = min(self.elements, len(tasks))
         path = os.path.join(job.folder, f"{stage}.tasks")
         storage.write(path, pickle.dumps((job, stage, [list(tasks[i::number]) for i in range(number)])))

@@ -1,11 +1,11 @@
 """Users' own code: loads users' Python files as modules, and records the code that settings use.
 
-A file is always the same module, so that each class in the file exists once. This holds whether the file is loaded as a
-config file, with `--module=FILE` or by an import from a file next to it. The module is named as a submodule of
-`plm_jax.common.users`, so that child processes can unpickle settings with the module's classes. An environment variable
-lists the files for child processes. A package next to a file keeps its name, and the variable lists the package's
-folder. Only users' code imports modules from the folder of a user's file: a library that looks for an optional `torch`
-never imports a user's `torch.py`.
+A file is the same module whether it is loaded as a config file, with `--module=FILE` or by an import from a file next
+to it. Each class in the file therefore exists once. The module is named as a submodule of `plm_jax.common.users`, so
+that child processes can unpickle settings with the module's classes. An environment variable lists the files for child
+processes. A package next to a file keeps its name, and the variable lists the package's folder. Only users' code
+imports modules from the folder of a user's file: a library that looks for an optional `torch` never imports a user's
+`torch.py`.
 
 Settings may name a module of tasks or of a segmenter. The module is imported only if the command line or the user's own
 config names it. Loading a checkpoint, which may come from anyone, runs no code.
@@ -49,6 +49,8 @@ class MissingCodeError(UserError):
 def load(name: str) -> ModuleType:
     """Loads the module that a user names, as a file (`my_code.py`) or as an importable name (`my_package.code`).
 
+    `my_code` also loads the file `my_code.py`.
+
     Raises:
       UserError: there is no such module, or its code fails; the message names the line.
     """
@@ -86,7 +88,7 @@ def imported(name: str) -> ModuleType:
 
     Raises:
       MissingCodeError: neither the command line nor the user's own config names the module.
-      ImportError: the module, or one that it imports, does not exist.
+      ImportError: the module does not exist, or its package cannot be imported.
       UserError: its code fails; the message names the line.
     """
     if name not in _listed(_TRUSTED):
@@ -103,6 +105,7 @@ def module(path: str) -> ModuleType:
 
     Raises:
       UserError: its code fails; the message names the line.
+      OSError: the file cannot be read.
     """
     path = os.path.abspath(path)
     if dotted := _of_package(path):
@@ -144,7 +147,7 @@ def _compiled(source: bytes, path: str) -> CodeType:
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:
-    """Returns the `Record` of the users' modules that define the kinds in settings.
+    """Returns the `Record` of the users' modules that define classes of the settings, or losses that the settings name.
 
     The key of a module in a package is its name, and the key of any other module is its file. `--module` accepts both.
     """
@@ -171,9 +174,9 @@ def flags(settings: Any) -> list[str]:
 
 
 def digests(name: str) -> list[str]:
-    """Returns the hashes of a module's code and of the files that it imports from its folder.
+    """Returns the hash of a module's code, followed by the hashes of the files that it imports from its folder.
 
-    Returns an empty list if the module is not installed here.
+    Returns an empty list if the module is not installed here or has no file.
 
     The module is not imported, so its name may come from an untrusted checkpoint.
     """
@@ -192,14 +195,14 @@ def digests(name: str) -> list[str]:
 
 
 def check(record: Record, error: UserError) -> None:
-    """Raises an error that names the flags to add if modules of saved settings are not loaded.
+    """Checks that the modules of saved settings are loaded.
 
     Args:
       record: modules that the settings were saved with.
       error: error raised when the settings were parsed; becomes the cause.
 
     Raises:
-      MissingCodeError: a module is not loaded.
+      MissingCodeError: a module is not loaded; the message names the `--module` flags to add.
     """
     users_modules = [module for name, module in list(sys.modules.items()) if module is not None and _is_users(name)]
     loaded = {os.path.basename(getattr(module, "__file__", None) or "") for module in users_modules}
@@ -213,10 +216,10 @@ def check(record: Record, error: UserError) -> None:
 
 
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:
-    """Returns a dict from path or name to (recorded hash, current hash), for files whose code has changed.
+    """Returns pairs (recorded hash, current hash) by file or module name, for users' code that has changed.
 
     Covers the modules that the settings use now, and the files that these modules import. The hashes are shortened. The
-    hash of an import that is missing before or now is "none".
+    hash of an import that does not exist before or now is "none".
     """
     was = {path: one for one in record.values() for path in one["kinds"]}
     changes: dict[str, tuple[str, str]] = {}
@@ -237,7 +240,7 @@ def _is_users(name: str) -> bool:
 
 
 def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the dataclasses in settings with their dotted paths."""
+    """Yields pairs (dotted path, dataclass) for the dataclasses in settings."""
     if dataclasses.is_dataclass(value):
         yield path, value
         items = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
@@ -290,7 +293,7 @@ def _source(file: str) -> bytes:
 
 @functools.cache
 def _read(file: str) -> bytes:
-    """Returns the bytes of a file as they were at the first call, when a run starts."""
+    """Returns the bytes of a file as they were at the first call; empty if there is no such file."""
     if not os.path.isfile(file):
         return b""
     with open(file, "rb") as opened:
@@ -298,7 +301,7 @@ def _read(file: str) -> bytes:
 
 
 def _list(path: str) -> None:
-    """Adds a file or a package's folder to the list of code that this process and its children have loaded."""
+    """Adds a file or a package's folder to the list of users' code that this process and its children have loaded."""
     os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), os.path.abspath(path)])))
 
 
@@ -385,7 +388,8 @@ def _importer() -> str:
 def _searched(importer: str, files: Sequence[str]) -> list[str]:
     """Returns the folders to search for a module that the file `importer` imports.
 
-    A user's file searches its own folder. This module searches the folders of all loaded files.
+    A user's file searches its own folder. This module searches the folders of all loaded files. Other files search
+    none.
     """
     folders = [os.path.dirname(file) for file in files]
     if importer == __file__:

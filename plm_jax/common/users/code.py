@@ -28,7 +28,7 @@ def digest(source: bytes, without: str = "") -> str:
     """Returns the SHA-256 of a file's syntax tree, or of its bytes if they are not valid Python.
 
     Args:
-      without: name of a function that the hash leaves out.
+      without: name of a top-level function that the hash leaves out if the function contains no class.
     """
     tree = _parse(source, without)
     if tree is None:
@@ -40,18 +40,18 @@ def digest(source: bytes, without: str = "") -> str:
 
 
 def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], without: str = "") -> dict[str, str]:
-    """Returns a dict from path to hash, for files below `root` that a file imports directly or indirectly.
+    """Returns the hashes of the files below `root` that a file imports directly or indirectly.
 
-    Paths are relative to `root`.
-
-    Imports that resolve to the standard library, to an installed module or to a file outside `root` are not followed.
+    The keys are paths relative to `root`. Imports that resolve to the standard library, to `plm_jax`, to an installed
+    module or to a file outside `root` are not followed. If `root` is itself a folder of installed packages, only
+    imports within the file's own package are followed.
 
     Args:
       path: the file, below `root`.
       source: bytes of the file.
       root: the folder that absolute imports are relative to.
       read: function that returns the bytes of an imported file.
-      without: name of a function in the file whose imports are ignored.
+      without: name of a top-level function in the file whose imports are ignored if the function contains no class.
     """
     # In a folder of installed packages, only the file's own package is followed.
     packages = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None
@@ -88,7 +88,7 @@ def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def place(spec: importlib.machinery.ModuleSpec) -> str:
-    """Returns the file of a module, or the folder of a package."""
+    """Returns the folder of a package, or the file of any other module."""
     return next(iter(spec.submodule_search_locations or ()), spec.origin or "")
 
 
@@ -182,7 +182,7 @@ def _files(parts: Sequence[str], root: str) -> Iterator[str]:
 def specs(
     spec: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
 ) -> Iterator[importlib.machinery.ModuleSpec]:
-    """Yields the spec of a package and of each nested module in `parts`, up to the first that does not exist."""
+    """Yields the spec of a package and of each nested module in `parts`, up to the first module that does not exist."""
     for part in [*parts, ""]:
         if spec is None:
             return

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # Type checkers read it as true; `typing` is slow to impo
 def _drop_working_directory() -> None:
     """Removes the working directory from the front of `sys.path`, where `python -m plm_jax…` puts it.
 
-    Keeps the directory if it contains this package. A `json.py` or `numpy.py` in any other directory would hide the
+    Keeps the directory if it contains this package. In any other directory, a `json.py` or `numpy.py` would hide the
     real module. This function therefore runs before further imports.
     """
     is_searching = _IS_PROGRAM and not sys.flags.safe_path

@@ -64,8 +64,8 @@ class Quarantined(NamedTuple):
 def files(patterns: list[str]) -> dict[str, CrawlFile]:
     """Returns the files that match the paths or globs: a dict from path to file, sorted by path.
 
-    The name of a file is its path relative to the folder that contains all files. It stays the same when the crawl is
-    moved.
+    The name of a file is its path relative to the folder that contains all files. The name stays the same when the
+    crawl is moved.
 
     Raises:
       UserError: a pattern matches no file, the format of a file is not supported, a path is not UTF-8, or a store is

@@ -150,7 +150,7 @@ def _move(folder: str, output: str) -> None:
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
-    """Returns a tally in the form of the report."""
+    """Returns a tally in the form in which the report stores it."""
     return {
         reason: {
             "number": count.number,

@@ -34,7 +34,7 @@ def record(unit: bytes, key: bytes, task: int) -> bytes:
 
 
 def losses(slices: Sequence[parts.Slice]) -> Iterator[tuple[int, bytes]]:
-    """Yields the units that pages contain but do not own. The page with the smallest key owns a unit.
+    """Yields the units that pages contain but do not own. A unit is owned by the page with the smallest key.
 
     Reads the slices twice. Memory depends on the number of distinct units, not on the number of pages.
 

@@ -147,7 +147,7 @@ class LineFilter:
         return lines, None
 
     def _is_suspicious(self, text: str) -> bool:
-        """Whether a page contains a phrase. Most pages contain none, so their lines are not searched one by one."""
+        """Whether a page contains a phrase or a code mark. Lines of other pages need not be searched one by one."""
         text = _CITATIONS.sub("", text) if "[" in text else text
         lower = text.lower()
         return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(

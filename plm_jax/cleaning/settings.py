@@ -26,7 +26,8 @@ class DomainsConfig:
     """Keeps only pages of listed sites (RealNews).
 
     Attributes:
-      path: JSON file that maps a registered domain to its allowed subdomains, or to true for all of them.
+      path: JSON file that maps a registered domain to its allowed subdomains, or to true for all of them; may be a
+        glob.
     """
 
     kind: ClassVar[str] = "domains"
@@ -174,10 +175,10 @@ class BadWordsConfig:
 
 @dataclass(frozen=True)
 class MinHashConfig:
-    """Keeps one page of several near-duplicates (Broder 1997).
+    """Drops a page if it is a near-duplicate of a page with a smaller hash of the URL (Broder 1997).
 
-    Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability
-    1 - (1 - s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
+    Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability 1 - (1 -
+    s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
 
     Attributes:
       bands: number of bands of a signature; pages that share a band are near-duplicates.

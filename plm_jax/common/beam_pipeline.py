@@ -66,7 +66,7 @@ def _is_local(options: pipeline_options.PipelineOptions) -> bool:
 
 
 def _runner(options: pipeline_options.PipelineOptions) -> Any:
-    """Returns the runner of the pipeline: its name, or an `FnApiRunner` for a pipeline on this machine.
+    """Returns an `FnApiRunner` for a pipeline on this machine, and the name of any other runner.
 
     `FnApiRunner` is written in Python. Beam's `DirectRunner` would download another runner if it could.
     """

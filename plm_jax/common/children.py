@@ -78,7 +78,7 @@ def alone() -> dict[str, str]:
 
 
 def start(command: list[str], environment: Mapping[str, str], output: int) -> subprocess.Popen:
-    """Starts a process, which ends with this one if it calls `end_with_parent`.
+    """Starts a process. If the process calls `end_with_parent`, it ends with this process.
 
     Args:
       output: file descriptor for stdout and stderr of the process, or `subprocess.PIPE`.

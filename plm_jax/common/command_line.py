@@ -115,9 +115,9 @@ def seed_list(flag: flags.FlagHolder) -> list[int]:
 def run(main: Callable[..., None], accepts_options: bool = False, positionals: Sequence[str] = ()) -> None:
     """Parses the command line and calls `main`, or prints the help text. Returns if the command succeeds.
 
-    After a `UserError` or an error of the operating system, prints one line and exits with status 2. If a run was
-    stopped after its step was saved, exits with status 75; after Ctrl-C, with status 130. Raises other errors. In a job
-    of several processes, these errors end the process instead.
+    After a `UserError` or an error of the operating system, prints one line and exits with status 2. After
+    `Interrupted`, exits with status 75; after Ctrl-C, with status 130. Raises other errors. In a job of several
+    processes, these errors end the process instead.
 
     Args:
       main: function of the command, called with the positional arguments. The help text begins with the docstring of

@@ -91,8 +91,8 @@ def users_code(path: str) -> Iterator[None]:
 def in_users_code(error: BaseException, path: str) -> UserError | None:
     """Returns a `UserError` with the message `FILE:LINE: NameError: …` if a user's file raised `error`, otherwise None.
 
-    `FILE:LINE` is the innermost stack frame in the user's file or in code that the file calls. Frames of Python, of
-    installed packages and of `plm_jax` are skipped. If no frame is in the user's file, the causes of the error are
+    `FILE:LINE` is the innermost stack frame in the user's file or in code that the file calls. Code of Python, of
+    installed packages and of `plm_jax` is skipped. If no frame is in the user's file, the causes of the error are
     searched. For a syntax error in any file, `FILE:LINE` is its position.
 
     Args:

@@ -139,7 +139,7 @@ def declared(name: str) -> Metric | None:
 
 
 def of_users(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns the declarations of the metrics of these figures by name, except built-in declarations."""
+    """Returns the declarations of these figures' metrics by name, without built-in declarations."""
     bases = set(map(_base, names)) - _BUILT_IN
     return {name: metric for name, metric in _DECLARED.items() if name in bases}
 

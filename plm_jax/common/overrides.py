@@ -37,8 +37,8 @@ def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root
 
     Args:
       changes: overrides in order. A string is parsed as the type of the field. Other values are converted with
-        `trees.to_dict` and not checked. If a path is repeated, the last value counts. The values of a repeated tuple
-        are concatenated instead.
+        `trees.to_dict` and not checked. If a path is repeated, the last value counts. For a tuple field, the values are
+        concatenated instead.
       schema: dataclass that the tree represents.
       root: name of the tree in error messages.
 
@@ -229,7 +229,7 @@ def _literal(text: str) -> Any:
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
-    """Parses a text as a value of a type; converts other values to the form of a tree."""
+    """Parses a text as a value of a type. Converts any other value with `trees.to_dict`."""
     if not isinstance(value, str):
         return int(value) if kind is int and isinstance(value, float) and value.is_integer() else trees.to_dict(value)
     required = _required(kind)

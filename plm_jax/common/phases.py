@@ -1,4 +1,4 @@
-"""Phases of a training run, with every value filled in."""
+"""Phases of a training run. Settings that a phase does not change are filled in."""
 
 from dataclasses import dataclass, field
 from typing import Any

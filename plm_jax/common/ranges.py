@@ -15,7 +15,7 @@ class Range(NamedTuple):
     """Accepted values of a number. NaN and infinities are always rejected.
 
     Attributes:
-      least, most: limits of the range; each limit is accepted unless `above` or `below` is set.
+      least, most: limits of the range.
       above: whether `least` itself is rejected.
       below: whether `most` itself is rejected.
       also: one more accepted value.

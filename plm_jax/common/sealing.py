@@ -1,4 +1,4 @@
-"""Manifests that detect changes in a folder. A manifest contains the SHA-256 of every file and is written last.
+"""Manifests that detect changes in a folder. A manifest contains the SHA-256 of every regular file and is written last.
 
     manifest.json    {"sha256": hash of the rest, further fields, "files": {path: [bytes, SHA-256]}}
 

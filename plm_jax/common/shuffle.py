@@ -59,7 +59,7 @@ def divide(num_tasks: int, num_parts: int) -> Division:
 
 
 class Spread(NamedTuple):
-    """Description of an output that is divided into parts, for the result of a task.
+    """Description of an output that is divided into parts. A task returns the description in a field of its result.
 
     Attributes:
       output: index among the outputs of the task.
@@ -205,7 +205,7 @@ def split(
 ) -> Mapping[str, Any]:
     """Divides one stored part, which consists of parts [first, first + count) and has slices in several outputs.
 
-    Returns the description of the new output under `field`.
+    Returns a dict from `field` to the description of the new output.
     """
     writer = parts.PartsWriter(count, division.width, first, BUFFER_BYTES)
     for each in slices:

@@ -553,7 +553,7 @@ class File(NamedTuple):
     Attributes:
       size: size in bytes.
       modified: modification time in ns, which any program may set. In a bucket, a hash, generation or time from the
-      store, or "" if the store provides none of these.
+        store, or "" if the store provides none of these.
       changed: change time (ctime) in ns, which no program can set. In a bucket, the same as `modified`.
     """
 

@@ -193,7 +193,7 @@ class Job:
     Attributes:
       folder: folder that the driver and all workers share. A job with another identity or version needs another folder,
         so that late tasks of an earlier job cannot write into the folder of a later job.
-      identity: text that differs between jobs with different outputs, except if only the code differs.
+      identity: text that identifies everything on which the outputs depend, except the code.
       version: version of the driver's code; every worker must have the same version.
     """
 
@@ -334,7 +334,7 @@ def _complete(job: Job, stage: str, tasks: Mapping[str, Task]) -> Iterator[Mark]
 
 
 def _valid_mark(job: Job, stage: str, task: Task) -> Mark | None:
-    """Returns the mark of a task if it was written for the same job, arguments and inputs."""
+    """Returns the mark of a task, or None if there is no mark for the same job, arguments and inputs."""
     mark = _mark(_read_json(_mark_path(job, stage, task.name)))
     return mark if mark is not None and mark.identity == _identity(job, stage, task) else None
 
@@ -425,7 +425,7 @@ def follow(
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether another attempt may succeed. A `UserError` is final unless it has a cause, which is a disk or a store."""
+    """Whether another attempt may succeed. A `UserError` without a cause is final."""
     return not isinstance(error, UserError) or error.__cause__ is not None
 
 

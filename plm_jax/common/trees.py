@@ -82,8 +82,8 @@ def _with_dicts(value: Any) -> Any:
 def choices(kind: Any) -> dict[str, type] | None:
     """Returns the choices of a type by kind; None for a type without choices.
 
-    A role has choices, and so does a union of roles and tagged dataclasses. For a subclass of a role that is not a
-    choice itself, returns only the choices that inherit from the subclass.
+    A role has choices, and so does a union of roles and dataclasses with a `kind`. For a subclass of a role that is not
+    a choice itself, returns only the choices that inherit from the subclass.
     """
     if isinstance(kind, type) and issubclass(kind, Role) and not hasattr(kind, "kind"):
         return {name: choice for name, choice in kind.choices.items() if issubclass(choice, kind)}
@@ -99,7 +99,7 @@ def choices(kind: Any) -> dict[str, type] | None:
 
 
 def choice(choices: Mapping[str, type], tree: Any, where: str) -> type:
-    """Returns the choice with the `kind` of a tree.
+    """Returns the choice whose kind is the `kind` of a tree.
 
     Raises:
       UserError: there is no choice of that kind.

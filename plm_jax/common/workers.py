@@ -146,7 +146,7 @@ class Pool:
             worker.stop()
 
     def unordered(self, items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields pairs of an item and its result, or the last error if three attempts failed.
+        """Yields each item with its result, or with the last error if three attempts failed.
 
         An attempt fails if the function raises a `UserError` or its process dies. The next attempt uses a new process.
         Processes are started as needed, and remain for the next call.

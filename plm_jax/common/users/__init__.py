@@ -52,7 +52,7 @@ def load(name: str) -> ModuleType:
     `my_code` also loads the file `my_code.py`.
 
     Raises:
-      UserError: there is no such module, or its code fails; the message names the line.
+      UserError: there is no such module, or its code fails. If the code fails, the message names the line.
     """
     file = name if name.endswith(".py") else f"{name}.py"
     if os.path.isfile(file):
@@ -218,8 +218,8 @@ def check(record: Record, error: UserError) -> None:
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:
     """Returns pairs (recorded hash, current hash) by file or module name, for users' code that has changed.
 
-    Covers the modules that the settings use now, and the files that these modules import. The hashes are shortened. The
-    hash of an import that does not exist before or now is "none".
+    Covers the modules that the settings use now, and the files that these modules import. The hashes are shortened. An
+    import that did not exist then, or does not exist now, has the hash "none".
     """
     was = {path: one for one in record.values() for path in one["kinds"]}
     changes: dict[str, tuple[str, str]] = {}

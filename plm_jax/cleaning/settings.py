@@ -177,8 +177,8 @@ class BadWordsConfig:
 class MinHashConfig:
     """Drops a page if it is a near-duplicate of a page with a smaller hash of the URL (Broder 1997).
 
-    Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability 1 - (1 -
-    s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
+    Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability
+    1 - (1 - s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
 
     Attributes:
       bands: number of bands of a signature; pages that share a band are near-duplicates.

@@ -1,7 +1,8 @@
-"""Vocabularies, with the interface of `seqio.Vocabulary`: SentencePiece, WordPiece, BPE, words, bytes, tokenizer.json.
+"""Vocabularies with the interface of `seqio.Vocabulary`.
 
-Special ids come from the section `vocabulary` of the config. Text never becomes a special token: `<|endoftext|>` in a
-document is encoded as ordinary pieces. `load` imports seqio and TensorFlow; `load_plain` imports neither.
+The kinds are SentencePiece, WordPiece, BPE, tiktoken, tokenizer.json, words and bytes. The section `vocabulary` of the
+config sets the special ids. Encoding does not look for special tokens: `<|endoftext|>` in a document is encoded as
+ordinary pieces. `load` imports seqio and TensorFlow; `load_plain` imports neither.
 """
 
 from plm_jax.data.vocabularies.loading import KINDS, check_lowercase, copy, files, load, load_plain, within

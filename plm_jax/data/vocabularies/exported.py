@@ -1,10 +1,10 @@
 """Export of vocabularies as Hugging Face's `tokenizer.json`.
 
-The export checks that the `tokenizer.json` and the vocabulary give the same ids for the same text.
+The export checks on a list of texts that the `tokenizer.json` and the vocabulary give the same ids.
 
-There is one intended difference: Hugging Face's tokenizers find special tokens in text, so that `[MASK]` in a prompt
-becomes the mask token, as their users expect. With `split_special_tokens=True`, they encode special tokens as text,
-like this package.
+There is one intended difference. Hugging Face's tokenizers find special tokens in text, as their users expect: `[MASK]`
+in a prompt becomes the mask token. With `split_special_tokens=True`, they encode special tokens as text, like this
+package.
 """
 
 import base64
@@ -81,21 +81,23 @@ class Frame(NamedTuple):
 
 
 def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
-    """Returns a pair: a `tokenizer.json` with the same ids as a vocabulary, and the fields of `tokenizer_config.json`.
+    """Returns a pair: a `tokenizer.json` that encodes text like a vocabulary, and fields for `tokenizer_config.json`.
 
-    The ids are the same with two exceptions. First, SentencePiece adds scores in float32 and Hugging Face adds them in
-    float64. A unigram model from another trainer may thus split a text differently if two splits are equally good (one
-    text in thousands). Models trained by this package have scores whose sums are exact in both types. Second, if a
-    model normalizes text, combining characters may be lost after a character that the model replaces, because Hugging
-    Face's `Precompiled` reads a character and its combining characters as one unit.
+    Both encode text to the same ids, with two exceptions. First, SentencePiece adds scores in float32 and Hugging Face
+    adds them in float64. A unigram model from another trainer may thus split a text differently if two splits are
+    equally good (one text in thousands). Models trained by this package have scores whose sums are exact in both types.
+    Second, if a model normalizes text, combining characters may be lost after a character that the model replaces,
+    because Hugging Face's `Precompiled` reads a character and its combining characters as one unit.
 
     Args:
-      special_ids: dict from names in SPECIALS to special ids; ids of text tokens are ignored.
+      special_ids: special ids by name. Ids of text tokens and ids outside of the vocabulary are ignored; the id of unk
+        is always that of the vocabulary.
       frame: special ids that `add_special_tokens` puts around texts. None keeps the post-processor of the vocabulary's
         own `tokenizer.json`, if it has one.
 
     Raises:
-      UserError: the ids of a text in PROBES, or of a user-defined symbol of the vocabulary, differ.
+      UserError: the ids of a text in PROBES, or of a user-defined symbol of the vocabulary, differ; `frame` has the id
+        of a text token; or the vocabulary is a SentencePiece model of words or characters.
     """
     scheme = vocabulary.specials.spec.partition(":")[0]
     tree, tokens, probes = _BUILDERS[scheme](vocabulary)
@@ -142,7 +144,7 @@ def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
 def _select_special_ids(
     vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]
 ) -> dict[str, int]:
-    """Selects the special ids that no text is encoded to, and the id of the unknown token."""
+    """Selects the id of the unknown token, and each special id to which the text of its own token is not encoded."""
     unknown = vocabulary.specials.unk
     if unknown is None and scheme in _UNKNOWN:
         unknown = _UNKNOWN[scheme](vocabulary, tokens)
@@ -157,7 +159,7 @@ def _select_special_ids(
 
 
 def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]) -> dict[int, str]:
-    """Returns a dict, sorted by id, from ids to names: all special ids, and all ids above the ids of the file."""
+    """Returns the names of the special tokens, of sentinels, and of all ids that the file lacks, sorted by id."""
     used, names = set(tokens), {}
     added_names = _ADDED_NAMES | (_ADDED_TIKTOKEN_NAMES if scheme == "tiktoken" else {})
     if special_ids.get("bos") == special_ids.get("eos"):
@@ -183,7 +185,7 @@ def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[
 
 
 def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int], vocabulary, normalized: bool):
-    """Returns the `added_tokens` of a `tokenizer.json`: existing tokens and special tokens, sorted by id."""
+    """Returns the existing `added_tokens` of a `tokenizer.json` and the tokens in `names`, sorted by id."""
     blanks = {special_ids[name] for name in _BLANKS & special_ids.keys()}
     blanks |= {i for i, name in names.items() if name.startswith("<extra_id_")}
     existing = tree.get("added_tokens") or []
@@ -205,12 +207,12 @@ def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int],
 
 
 def _has_prefix(tree: Tree) -> bool:
-    """Whether a `tokenizer.json` adds a space before a text, like those of `_sentencepiece`."""
+    """Whether the normalizer of a `tokenizer.json` has the step `_PREFIX`."""
     return _PREFIX in ((tree.get("normalizer") or {}).get("normalizers") or [])
 
 
 def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
-    """Changes the normalizer of a `tokenizer.json` to add no space before the names of special tokens.
+    """Changes the step `_PREFIX` of a `tokenizer.json` so that it adds no space before the names of special tokens.
 
     Hugging Face normalizes the names and searches for them in normalized text. In text, a space is added only at the
     beginning of the whole text, so a name with an added space would not be found elsewhere. A normalizer that folds
@@ -367,7 +369,7 @@ _LAST_SIGMA = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})Σ(?!\p{Case_Ignorable
 
 
 def _folding() -> Iterator[Tree]:
-    """Yields the normalizers of `folding.fold`.
+    """Yields normalizers that together are equivalent to `folding.fold`.
 
     Hugging Face's `StripAccents` is not used, because it drops more characters, such as vowels in Hindi.
     """
@@ -393,9 +395,9 @@ def _normalizers(spec, data: bytes) -> Iterator[Tree]:
 def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
     """Yields the normalization rules of a model, preceded by NFKC if the rules include NFKC with few exceptions.
 
-    Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters, so NFKC first
-    joins the character and its combining characters. Characters for which NFKC would change the result are replaced by
-    private-use characters during NFKC.
+    Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters. NFKC therefore
+    first joins the character and its combining characters. Characters for which NFKC would change the result are
+    replaced by private-use characters during NFKC.
     """
     processor = sentence_models.processor(data)
     nfkc = tokenizers.normalizers.NFKC()
@@ -412,9 +414,10 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
 
 
 def _cuts(pieces, byte_fallback: bool) -> Iterator[str]:
-    """Yields patterns at which text is split, so that text such as `<0x41>` is not read as the piece of a byte.
+    """Yields regular expressions after whose matches text is split.
 
-    No other token changes, because a split is never within a text piece or a run of unknown characters (which is one
+    Without the splits, text that is the name of a special piece, such as `<0x41>`, would be encoded as this piece. No
+    other token changes, because a split is never within a text piece or a run of unknown characters (which is one
     token).
     """
     texts = [piece.piece for piece in pieces if _is_text(piece)]
@@ -448,7 +451,7 @@ def _unigrams(pieces, trained) -> Tree:
 
 
 def _merges(pieces, trained) -> Tree:
-    """Builds a BPE model that merges two neighbors if their concatenation is a piece, the best-scored piece first."""
+    """Builds a BPE model that merges neighbors whose concatenation is a piece, in the order of decreasing scores."""
     ids = {piece.piece: i for i, piece in enumerate(pieces)}
     scores = {piece.piece: piece.score for piece in pieces if piece.type == piece.NORMAL}
     merges = []

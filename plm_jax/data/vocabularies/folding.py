@@ -1,8 +1,8 @@
 """Removal of case and accents before encoding, as in ALBERT (google-research/albert, tokenization.py).
 
-Text is normalized to NFKD, stripped of combining characters and lowercased. Folding a part of a text alone gives the
-same result as folding the whole text, except for the form of a final sigma. The size of a folded part is therefore the
-same in both cases.
+Text is normalized to NFKD, stripped of combining characters and lowercased. A part of a text is folded to the same
+characters alone and within the text, except for the two lowercase forms of sigma, which have the same size. The size of
+a folded part therefore does not depend on the rest of the text.
 """
 
 import functools
@@ -20,14 +20,14 @@ _MAY_COMBINE = re.compile("[^\0-\u02ff]+")
 
 @functools.cache
 def combining() -> str:
-    """Returns a character class, for regular expressions, of the characters that folding drops."""
+    """Returns a regular expression, a character class, for the combining characters, which folding removes."""
     codes = (i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i)))
     ranges = (list(group) for _, group in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]))
     return "[" + "".join(f"{chr(group[0][1])}-{chr(group[-1][1])}" for group in ranges) + "]"
 
 
 def fold(text: str) -> str:
-    """Lower-cases a text and removes combining marks, as uncased vocabularies do."""
+    """Normalizes a text to NFKD, removes combining characters, and converts it to lower case."""
     if text.isascii():
         return text.lower()
     return _MAY_COMBINE.sub(_without_combining, unicodedata.normalize("NFKD", text)).lower()
@@ -38,7 +38,10 @@ def _without_combining(match: re.Match) -> str:
 
 
 def original_offsets(text: str, offsets: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Converts byte offsets in the folded text to byte offsets of the same characters in the original text."""
+    """Converts byte offsets in the folded text to byte offsets of the same characters in the original text, int64.
+
+    An offset within the folded form of a character is converted to the start of this character.
+    """
     if text.isascii():
         return np.asarray(offsets, np.int64)
     letters, indices = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
@@ -48,13 +51,14 @@ def original_offsets(text: str, offsets: Sequence[int] | np.ndarray) -> np.ndarr
 
 
 def character(text: str, offset: int, size: Callable[[str], int]) -> int:
-    """Returns the index of the character in a text that is at an offset in the folded text.
+    """Returns the index of the character of a text that is at an offset in the folded text; `len(text)` at its end.
 
-    Characters that folding drops belong to the text before them. Other characters of size 0, such as white space if
+    Characters that folding removes belong to the text before them. Other characters of size 0, such as white space if
     `size` does not count it, belong to the text after them.
 
     Args:
-      size: function from a character to its size in the folded text.
+      offset: offset in the folded text, in the unit of `size`.
+      size: function that returns the size of a character in the folded text.
     """
     reached = 0
     for i, letter in enumerate(text):

@@ -19,14 +19,14 @@ class _InGraphs(Vocabulary):
         return tf.py_function(lambda i: self.decode(i.numpy().tolist()), [ids], tf.string)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Decodes ids like `decode`; seqio's implementation needs an unk and an eos id."""
+        """Decodes ids [n] like `decode`. Unlike seqio's implementation, it does not need an unk and an eos id."""
         return self._decode_tf(ids)
 
 
 @functools.cache
 def seqio_class(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Returns a subclass that is also a `seqio.Vocabulary`.
+    """Returns a subclass of `kind` that is also a `seqio.Vocabulary`.
 
-    The subclass has the same name, because the name is a part of a vocabulary's identity.
+    The subclass has the name of `kind`, because `identity` depends on the name.
     """
     return type(kind.__name__, (_InGraphs, kind, seqio.Vocabulary), {"__doc__": kind.__doc__})

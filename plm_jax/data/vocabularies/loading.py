@@ -1,4 +1,4 @@
-"""Loading of vocabularies from a spec, `SCHEME:FILES`."""
+"""Loading of vocabularies from a spec: `SCHEME:FILE` or `SCHEME:FILE,FILE`, or `bytes`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -47,7 +47,8 @@ def load_plain(vocabulary: VocabularyConfig | str) -> Vocabulary:
         `tiktoken:FILE`, `json:tokenizer.json`, `words:FILE` or `bytes`.
 
     Raises:
-      UserError: the scheme is unknown, a file is missing or damaged, or special ids do not fit the files.
+      UserError: the spec is invalid, a file is missing or damaged, `lowercase` is set for a scheme that does not read
+        it, or special ids do not fit the files.
     """
     return _load(vocabulary, KINDS)
 
@@ -61,7 +62,7 @@ def _load(vocabulary: VocabularyConfig | str, kinds: Mapping[str, Callable[..., 
 
 
 def check_lowercase(vocabulary: VocabularyConfig) -> None:
-    """Rejects the setting `lowercase` for all schemes except SentencePiece, the only scheme that reads this setting."""
+    """Raises a `UserError` if `lowercase` is set for a scheme other than SentencePiece, or if the spec is invalid."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":
         instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""
@@ -83,12 +84,16 @@ def _parse(spec: str) -> tuple[str, list[str]]:
 
 
 def files(spec: str) -> list[str]:
-    """Returns the files that a spec names."""
+    """Returns the paths of the files that a spec names; empty for `bytes`.
+
+    Raises:
+      UserError: the spec is invalid.
+    """
     return _parse(spec)[1]
 
 
 def within(spec: str, folder: str) -> str:
-    """Returns the spec with its files in `folder`, the folder to which `copy` copies them."""
+    """Returns a spec of the copies that `copy` makes in `folder`."""
     scheme, paths = _parse(spec)
     return ":".join([scheme, *([",".join(os.path.join(folder, os.path.basename(p)) for p in paths)] if paths else [])])
 

@@ -14,10 +14,10 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
 class Words(Vocabulary):
-    """Whole words from a file with one word per line, as in allenai/bilm-tf; other words are `<UNK>`.
+    """Whole words from a file with one word per line, as in allenai/bilm-tf; other words become `<UNK>`.
 
-    Text is split at white space only, so the text must be tokenized like the words of the file, with punctuation
-    separated from words.
+    Text is split at white space only. It must therefore be tokenized like the words of the file, usually with spaces
+    around punctuation. The words `<S>`, `</S>` and `<UNK>` in text also become `<UNK>`.
     """
 
     byte_offsets = False
@@ -54,7 +54,7 @@ class Words(Vocabulary):
 class Bytes(Vocabulary):
     """UTF-8 bytes, whose ids are their values.
 
-    Special ids are at least 256, and sentinels follow the last special id.
+    Special ids are at least 256. Added ids follow the highest special id, and sentinels follow the added ids.
     """
 
     byte_offsets = True

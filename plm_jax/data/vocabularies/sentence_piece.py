@@ -19,7 +19,10 @@ _PROTOCOL: Any = sentencepiece_pb2  # Defines its classes on import, which type 
 
 
 class SentencePiece(Vocabulary):
-    """A SentencePiece model (Kudo and Richardson 2018, arXiv:1808.06226); reads folded text if `lowercase` is set."""
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv:1808.06226).
+
+    If the setting `lowercase` is set, the model reads text after `folding.fold`.
+    """
 
     byte_offsets = True
 
@@ -94,13 +97,13 @@ class SentencePiece(Vocabulary):
         return _PROTOCOL.SentencePieceText.FromString(data).pieces
 
     def encode_flat(self, texts: list[str]) -> Encoded:
-        """Returns the tokens of whole texts.
+        """Encodes texts.
 
         Offsets are computed from the ids if possible, because the library is slower if it also returns offsets. The
-        "ink" of a text is the text without white space. If the ink of the pieces equals the ink of the text, the offset
-        of a piece is the size of the ink before it. Otherwise, for example if a piece is unknown or the normalizer has
-        changed the text, the library computes the offsets. Offsets are offsets in the folded text. Each function in
-        `units` returns the size of a part of the text after folding.
+        "ink" of a text is its UTF-8 without ASCII white space. If the ink of the pieces equals the ink of the text, the
+        offset of a piece is the size of the ink before it. Otherwise, for example if a piece is unknown or the
+        normalizer has changed the text, the library computes the offsets in bytes. With `lowercase`, offsets refer to
+        the folded text, and the functions in `units` fold a part of the text before they measure it.
         """
         changed = [self.specials.lowercase and not text.isascii() for text in texts]
         texts = list(map(self._folded, texts))
@@ -150,7 +153,10 @@ _FOLDED = {num_bytes: _num_folded_bytes, _num_ink: _num_folded_ink}
 
 
 def _piece_ink(piece: Any) -> bytes:
-    """Returns the ink of a piece, or a byte that no text contains if the piece is not text or ends in white space."""
+    """Returns the ink of a piece of text or of a byte.
+
+    For other pieces, and for text that ends in white space, returns a byte that no text contains.
+    """
     if piece.type == piece.BYTE:
         return bytes([int(piece.piece[1:-1], 16)]).translate(None, _SPACES)
     is_text = piece.type in (piece.NORMAL, piece.USER_DEFINED)

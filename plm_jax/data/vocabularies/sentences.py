@@ -24,7 +24,7 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+")
 def boundaries(text: str) -> list[int]:
     """Returns the sorted offsets, in characters, at which all sentences except the first begin.
 
-    A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets in these cases:
+    A sentence ends after a run of . ! ? … 。！？ and the closing quotes and brackets that follow, in these cases:
 
     - White space follows.
     - The run contains 。！ or ？.
@@ -45,6 +45,6 @@ def boundaries(text: str) -> list[int]:
 
 
 def split(text: str) -> list[str]:
-    """Returns the sentences of a text, whose concatenation is the text."""
+    """Splits a text into sentences. Their concatenation is the text; an empty text is one empty sentence."""
     cuts = [0, *boundaries(text), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(cuts)]

@@ -31,7 +31,7 @@ class _Tokenizer(Vocabulary):
         return word_spans.SpanTokenizer(self.encode_offsets)
 
     def encode_flat(self, texts: list[str]) -> Encoded:
-        """Returns the tokens of whole texts."""
+        """Encodes texts."""
         if not self.separable:
             return super().encode_flat(texts)
         return Encoded(*self._span_tokenizer(texts), [len] * len(texts))
@@ -71,7 +71,7 @@ class BytePairs(_Tokenizer):
 class TikToken(_Tokenizer):
     """LLaMA 3's byte-level BPE, from a tiktoken file.
 
-    Special ids are above the ids of the file; the setting `added` is their number.
+    Special ids are above the ids of the file, among the ids that the setting `added` adds.
     """
 
     def __init__(self, path: str, specials: VocabularyConfig):
@@ -91,7 +91,8 @@ class TikToken(_Tokenizer):
 class HuggingFace(_Tokenizer):
     """A `tokenizer.json`: any model of Hugging Face's tokenizers, with its normalizer and pre-tokenizer.
 
-    Text never becomes a token that the file marks as special, but can become other added tokens.
+    Text never becomes a token that the file marks as special, except the unknown token. It can become other added
+    tokens.
     """
 
     separable = False
@@ -124,9 +125,10 @@ class WordPiece(_Tokenizer):
     """BERT's vocab.txt, one token per line, with `##` before word continuations (Devlin et al. 2019, arXiv:1810.04805).
 
     Text is cleaned and split at white space, at punctuation and around each Chinese character. A word is split greedily
-    from left to right into the longest pieces; if this is impossible, the word is unknown. An uncased vocabulary
-    lowercases text and strips accents. `train_kind` decides whether a vocabulary is uncased. If `train_kind` is not
-    set, a vocabulary is uncased if no token has an uppercase letter, except tokens in brackets.
+    from left to right into the longest pieces; if this is impossible, or if the word has more than 100 characters, it
+    is unknown. An uncased vocabulary lowercases text and strips accents. `train_kind` decides whether a vocabulary is
+    uncased. If `train_kind` is not set, a vocabulary is uncased if no token has an uppercase letter, except tokens in
+    brackets.
     """
 
     def __init__(self, path: str, specials: VocabularyConfig):

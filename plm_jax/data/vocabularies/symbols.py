@@ -27,10 +27,12 @@ WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
 
 def num_sentinels(path: str, tokens: Sequence[str], specials: VocabularyConfig) -> int:
-    """Returns the number of sentinels at the end of a file, or 0 if the config has no sentinels.
+    """Returns the number of sentinels in a file, or 0 if the config has no sentinels.
+
+    Sentinels are tokens that contain `<extra_id_`; they must be the last tokens of the file.
 
     Raises:
-      UserError: the config has another number of sentinels, or adds ids to a file with sentinels.
+      UserError: the file has sentinels, but the config has a different number of them or adds ids.
     """
     number = sum("<extra_id_" in token for token in tokens) if specials.sentinels else 0
     if number and specials.sentinels != number:
@@ -43,16 +45,23 @@ def num_sentinels(path: str, tokens: Sequence[str], specials: VocabularyConfig) 
 
 
 def check_not_text(path: str, specials: VocabularyConfig, text: Container[int]) -> None:
-    """Rejects special ids that are ids of text tokens."""
+    """Raises a `UserError` if a special id is in `text`, the ids of text tokens; `path` is the file in the message."""
     for name in SPECIALS:
         if (i := getattr(specials, name)) is not None and i in text:
             raise UserError(f"config.vocabulary.{name} is {i}, a text token in {path}: use the id of a special token")
 
 
 def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], specials: VocabularyConfig) -> None:
-    """Rejects special ids that differ from the ids of their symbols in a file.
+    """Checks that special ids are the ids of their symbols in a file.
 
     If the file lacks a symbol, the special id must be above the ids of the file.
+
+    Args:
+      ids: id of each token in the file.
+      symbols: symbols by name of the special id. Special ids that are None are not checked.
+
+    Raises:
+      UserError: a special id differs from the id of its symbol.
     """
     for name, symbol in symbols.items():
         actual, expected = ids.get(symbol), getattr(specials, name)
@@ -63,10 +72,10 @@ def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], speci
 
 
 def read(path: str) -> bytes:
-    """Reads a file of a vocabulary, of at most `strict_json.MOST_BYTES`.
+    """Reads a file of a vocabulary.
 
     Raises:
-      UserError: the file cannot be read.
+      UserError: the file cannot be read, or has more than `strict_json.MOST_BYTES` bytes.
     """
     try:
         return storage.read(path, strict_json.MOST_BYTES)

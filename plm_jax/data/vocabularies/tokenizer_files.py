@@ -37,8 +37,8 @@ _HIDDEN = "\U0010ffff"
 def byte_characters() -> list[str]:
     """Returns the character of each byte in byte-level BPE (GPT-2).
 
-    A byte that is a printable Latin-1 character is represented by this character; all other bytes are represented by
-    characters from 256 upward.
+    A byte that is a visible Latin-1 character is represented by this character. All other bytes, such as the space, are
+    represented by the characters from U+0100 upward.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unused = itertools.count(256)
@@ -46,7 +46,7 @@ def byte_characters() -> list[str]:
 
 
 def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Tokenizer:
-    """Returns a byte-level BPE that splits text by a regular expression, by default GPT-2's."""
+    """Returns a byte-level BPE that first splits text by the regular expression `split`; empty: by GPT-2's."""
     tokenizer = tokenizers.Tokenizer(model)
     whole = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=not split)
     cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated")] if split else []
@@ -56,11 +56,11 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
 
 
 def byte_pairs(vocab: bytes, merges: bytes, specials: VocabularyConfig) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    """Returns the ids of the tokens in a vocab.json, and the ordered pairs of a merges.txt.
+    """Returns the ids of the tokens in a vocab.json, and the pairs of tokens in a merges.txt, in order.
 
     Raises:
-      ValueError: the files have another format, ids are not 0 to size - 1, or a text token is neither a byte nor the
-        result of a merge.
+      ValueError: the files are invalid, ids are not 0 to size - 1, or a token is neither a byte, nor the result of a
+        merge, nor a special token.
     """
     ids, text = strict_json.loads(vocab), merges.decode("utf-8")
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
@@ -83,10 +83,14 @@ def byte_pairs(vocab: bytes, merges: bytes, specials: VocabularyConfig) -> tuple
 
 
 def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
-    """Checks that the tokens of a `tokenizer.json`, including added ones, have different ids without large gaps.
+    """Checks the tokens of a `tokenizer.json`.
+
+    Args:
+      ids: id of each token, including added tokens.
 
     Raises:
-      ValueError: the ids are wrong, or a BPE lacks its merges.
+      ValueError: there are no tokens, two tokens have the same id, ids have large gaps, a piece is duplicated, an added
+        token does not have its id, or a BPE lacks its merges.
     """
     if not ids:
         raise ValueError("it has no tokens")
@@ -109,13 +113,14 @@ def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
 def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
     """Reads a tiktoken file, which has lines `BASE64 RANK`.
 
-    The id of a token is its rank. Two neighbors are merged if their concatenation is a token, the lowest rank first.
+    The id of a token is its rank. Neighbors whose concatenation is a token are merged; the token of lowest rank is made
+    first.
 
     Returns:
-      A pair: the tokens, written in the characters of byte-level BPE, and the tokenizer.
+      A pair: the tokens in the order of their ids, written in the characters of byte-level BPE; and the tokenizer.
 
     Raises:
-      ValueError: the file has another format, or lacks a rank or a byte.
+      ValueError: the file is too large or has another format, ranks are not 0 to size - 1, or a byte is missing.
     """
     if len(data) > _MAX_FILE_BYTES or max(map(len, data.splitlines()), default=0) > _MAX_LINE_BYTES:
         raise ValueError(f"it has more than {_MAX_FILE_BYTES:,} bytes, or a line of more than {_MAX_LINE_BYTES:,}")
@@ -170,7 +175,7 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
 
 
 def _rules(normalizer: Any) -> Iterator[str]:
-    """Yields the SentencePiece rules in a normalizer and its parts.
+    """Yields the SentencePiece rules, in base64, in a normalizer and its parts.
 
     The rules must be checked before use, because the library crashes if they are malformed.
     """
@@ -187,13 +192,19 @@ def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def special_ids(tree: dict[str, Any], ids: dict[str, int]) -> set[int | None]:
-    """Returns the ids of the special tokens of a `tokenizer.json`, and the id of the unknown token."""
+    """Returns the ids of the special tokens of a `tokenizer.json`, including the unknown token.
+
+    The set may also contain None.
+    """
     unknown = {ids.get(tree["model"].get("unk_token")), tree["model"].get("unk_id")}
     return unknown | {token["id"] for token in _added(tree) if token["special"]}
 
 
 def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
-    """Returns the tree with other names for special tokens, since some models find special tokens in text."""
+    """Returns the tree with names for special tokens that no text contains.
+
+    Some models would otherwise find special tokens in text.
+    """
     model, added = dict(tree["model"]), [dict(token) for token in _added(tree)]
 
     def hide(token: str) -> str:
@@ -242,7 +253,7 @@ def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
 
 
 def byte_counts(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
-    """Returns the number of text bytes of tokens, as a dict from ids; omits tokens for which the number may vary."""
+    """Returns, by id, the number of text bytes of each token for which this number is known and always the same."""
     added, model = {token["content"] for token in _added(tree)}, tree["model"]
     if model.get("byte_fallback"):
         return {i: 1 for i, token in enumerate(tokens) if _BYTE.fullmatch(token) and token not in added}
@@ -253,5 +264,5 @@ def byte_counts(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
 
 
 def byte_level_begins_words(tokens: list[str]) -> list[bool]:
-    """Returns whether each token of a byte-level BPE begins with a space, line feed, tab or carriage return."""
+    """Returns whether each token of a byte-level BPE begins with a space, a line feed, a tab or a carriage return."""
     return [token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]

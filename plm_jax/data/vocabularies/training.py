@@ -1,7 +1,8 @@
 """Training of vocabularies: SentencePiece, WordPiece, byte-level BPE, tiktoken and words.
 
-Special tokens have the ids of the config. The same texts always give the same files. A vocabulary has exactly
-`train_size` tokens; only a vocabulary of words may have fewer tokens.
+Special tokens have the ids of the config; those with ids of `train_size` or more are not in the files. The same texts
+in the same order give the same files. A vocabulary of words may have fewer than `train_size` tokens; all others have
+exactly `train_size` tokens.
 """
 
 import base64
@@ -53,9 +54,9 @@ class TrainingTask(NamedTuple):
 
 
 def resolve_settings(settings: VocabularyConfig) -> dict[str, Any]:
-    """Returns a dict of the fields that decide the training of a vocabulary.
+    """Returns the settings `train_size`, `train_kind` and `lowercase` of a vocabulary that can be trained.
 
-    If `train_kind` is empty, the dict has the default of the scheme.
+    If `train_kind` is empty, the result has the default of the scheme.
     """
     _, kinds = _TRAINERS[settings.spec.partition(":")[0]]
     fields = {name: getattr(settings, name) for name in ("train_size", "train_kind", "lowercase")}
@@ -63,7 +64,7 @@ def resolve_settings(settings: VocabularyConfig) -> dict[str, Any]:
 
 
 def train(texts: Iterable[str], settings: VocabularyConfig, show_progress: bool = False) -> None:
-    """Trains the vocabulary `settings.spec`, with `train_size` tokens and of the kind `train_kind`.
+    """Trains a vocabulary and writes the files of `settings.spec`.
 
     Args:
       texts: texts to train on. SentencePiece keeps all texts in memory; the other schemes keep only counts of words.
@@ -91,8 +92,9 @@ def train(texts: Iterable[str], settings: VocabularyConfig, show_progress: bool 
 def _sentencepiece(task: TrainingTask) -> list[bytes]:
     """Trains a unigram or BPE model.
 
-    Text is not normalized, except that it is folded if `lowercase` is set. Unknown characters fall back to bytes, so
-    decoding restores the text. A single thread and no sampling make the result deterministic.
+    In the texts for training, a run of white space counts as one space, and text is folded if `lowercase` is set. The
+    model itself does not normalize text, and it encodes unknown characters as bytes. A single thread and no sampling
+    make the result deterministic.
     """
     if task.settings.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
@@ -137,7 +139,7 @@ def _on_grid(data: bytes) -> bytes:
 
 
 def _words(task: TrainingTask) -> list[bytes]:
-    """Returns a file with the special tokens and then the most frequent words, at most `train_size` lines."""
+    """Returns a file with the three special tokens and then the most frequent words, the most frequent first."""
     symbols = {getattr(task.settings, name): symbol for name, symbol in WORD_SYMBOLS.items()}
     if symbols.keys() != set(range(len(symbols))):
         raise UserError(
@@ -153,7 +155,7 @@ def _words(task: TrainingTask) -> list[bytes]:
 
 
 def _byte_pairs(task: TrainingTask) -> list[bytes]:
-    """Trains GPT-2's byte-level BPE: bytes, then merged tokens, the most frequent first."""
+    """Trains GPT-2's byte-level BPE: bytes, then merged tokens in the order of the merges."""
     is_alone = task.settings.bos in (None, task.settings.eos)
     table = _symbols_at(task.settings, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
     characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
@@ -177,12 +179,13 @@ def _tiktoken(task: TrainingTask) -> list[bytes]:
 
 
 def _wordpiece(task: TrainingTask) -> list[bytes]:
-    """Trains BERT's word pieces: characters, then merged pieces, the most frequent first.
+    """Trains BERT's word pieces: characters, then merged pieces in the order of the merges.
 
-    Rare characters become the unknown token, and so do characters for which the vocabulary has no room, as can happen
-    in Chinese. The WordPiece trainer of the library numbers letters in the order of a hash table, so its files differ
-    from run to run. The BPE trainer is used instead, with each letter replaced by a private-use character. A letter at
-    the beginning of a word and the same letter elsewhere are replaced by different characters.
+    Rare characters are left out of the vocabulary, and so are characters for which it has no room, as can happen in
+    Chinese. Words that contain them are unknown. The WordPiece trainer of the library numbers letters in the order of a
+    hash table, so its files differ from run to run. The BPE trainer is used instead, with each letter replaced by a
+    private-use character. A letter at the beginning of a word and the same letter elsewhere are replaced by different
+    characters.
     """
     if task.settings.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")
@@ -216,7 +219,7 @@ def _letters(word: str) -> list[str]:
 
 
 def _covering(counts: Mapping[str, int]) -> list[str]:
-    """Returns the most frequent letters whose counts together are at least _CHARACTER_COVERAGE of all counts."""
+    """Returns the fewest letters, most frequent first, that have the share _CHARACTER_COVERAGE of all counts."""
     by_count = sorted(counts, key=lambda letter: (-counts[letter], letter))
     before = itertools.accumulate((counts[letter] for letter in by_count), initial=0)
     enough = _CHARACTER_COVERAGE * sum(counts.values())
@@ -224,7 +227,7 @@ def _covering(counts: Mapping[str, int]) -> list[str]:
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the sentences of texts.
+    """Yields the sentences of texts, except sentences of white space.
 
     Training on sentences needs less memory than training on long texts. No word spans two sentences.
     """
@@ -252,6 +255,9 @@ def _symbols_at(settings: VocabularyConfig, symbols: Mapping[str, str]) -> dict[
     """Returns a dict from special ids below `train_size` to symbols.
 
     If several symbols have the same id, the dict has the first of them.
+
+    Raises:
+      UserError: no symbol has one of these ids.
     """
     ids = {name: i for name in SPECIALS if (i := getattr(settings, name)) is not None and i < settings.train_size}
     table = {}
@@ -269,7 +275,11 @@ def _symbols_at(settings: VocabularyConfig, symbols: Mapping[str, str]) -> dict[
 
 
 def _room(settings: VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
-    """Returns the number of tokens, letters included, that fit in the vocabulary next to the symbols in `table`."""
+    """Returns the number of tokens, letters included, for which the symbols in `table` leave room.
+
+    Raises:
+      UserError: `num_letters` do not fit.
+    """
     if (least := num_letters + len(table)) > settings.train_size:
         raise UserError(
             f"config.vocabulary.train_size is {settings.train_size}, but the letters of the texts and the special "
@@ -279,7 +289,11 @@ def _room(settings: VocabularyConfig, table: Mapping[int, str], num_letters: int
 
 
 def _place_symbols(settings: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
-    """Returns the list of all tokens: symbols at their ids, and `tokens` in order at the remaining ids."""
+    """Returns the list of all tokens: symbols at their ids, and `tokens` in order at the remaining ids.
+
+    Raises:
+      UserError: there are too few tokens.
+    """
     if (total := len(tokens) + len(table)) < settings.train_size:
         raise UserError(
             f"config.vocabulary.train_size is {settings.train_size}, but the texts have no more than {total} tokens: "

@@ -1,4 +1,4 @@
-"""Base class of vocabularies: encoding, decoding, starts of sentences and words, and an identity."""
+"""The base class of vocabularies, and the identity of a vocabulary."""
 
 import abc
 import hashlib
@@ -22,9 +22,10 @@ class Encoded(NamedTuple):
 
     Attributes:
       ids: [n], ids of the tokens.
-      offsets: [n], start of each token in its text, in the units of this text; sorted within a text.
+      offsets: [n], start of each token in its text; sorted within a text. The unit may differ between texts.
       sizes: [texts], number of tokens of each text.
-      units: one function per text, which returns the length of a part of this text in the units of `offsets`.
+      units: for each text, the function that measures a part of the text in the unit of the text's offsets, such as
+        `len` for characters and `num_bytes` for bytes.
     """
 
     ids: np.ndarray
@@ -34,7 +35,7 @@ class Encoded(NamedTuple):
 
 
 class TokenSpans(NamedTuple):
-    """Tokens of a text, and the span [begin, end) of text that each token stands for. All arrays are [n]."""
+    """Tokens of a text, and the span [begin, end) of the text, in characters, for each token. All arrays are [n]."""
 
     ids: np.ndarray
     begins: np.ndarray
@@ -55,16 +56,23 @@ class Vocabulary(abc.ABC):
 
     Attributes:
       byte_offsets: whether `spans` and `encode_offsets` count UTF-8 bytes instead of characters.
-      specials: section of the config, with special ids and the number of sentinels.
-      table: JSON value that decides the ids: tokens, with scores or merges, and normalizer.
-      word_initial: bool [vocab_size], whether a token begins a word; False for sentinels.
+      specials: section `vocabulary` of the config, with special ids and the numbers of added ids and sentinels.
+      table: JSON value that determines how text is encoded, such as the tokens, their scores and the normalizer.
+      word_initial: bool [vocab_size], whether a token begins a word; False for added ids and sentinels.
     """
 
     byte_offsets: ClassVar[bool]
     table: Any
 
     def __init__(self, specials: VocabularyConfig, word_initial: np.ndarray):
-        """Initializes the vocabulary; `word_initial` is bool [size], without added ids and sentinels."""
+        """Initializes the vocabulary.
+
+        Args:
+          word_initial: bool, whether each token begins a word, without the added ids and sentinels.
+
+        Raises:
+          UserError: a special id is not an id of the vocabulary, or is the id of a sentinel.
+        """
         self.specials = specials
         # Number of text bytes of each token for which it is the same in every text.
         self._byte_counts: Mapping[int, int] = {}
@@ -102,17 +110,18 @@ class Vocabulary(abc.ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, including sentinels."""
+        """Number of ids, including added ids and sentinels."""
         return self._size + self.extra_ids
 
     def encode(self, s: str) -> Sequence[int]:
-        """Returns the ids of a text, without special tokens."""
+        """Returns the ids of a text; adds no special tokens."""
         return self._encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids, up to and including the first eos.
 
-        Sentinel k, counted from 0, becomes `<extra_id_k>` between spaces.
+        The sentinel with id `vocab_size` - 1 - k becomes `<extra_id_k>`, separated by spaces from other text. Ids of
+        `vocab_size` or more are decoded as unk; without an unk id, they are ignored.
         """
         ids = [int(i) for i in ids]
         if self.eos_id in ids:
@@ -132,17 +141,20 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
-        """Returns the ids of each text, and the start and end of each token in the text."""
+        """Returns, for each text, its ids, and the start and the end of each token in the text.
+
+        Starts and ends are in UTF-8 bytes if `byte_offsets`, and otherwise in characters.
+        """
 
     def encode_offsets(self, texts: list[str]) -> list[tuple[Integers, Integers]]:
-        """Returns the ids of each text, and the start of each token in the text."""
+        """Returns, for each text, its ids, and the start of each token in the text, in the unit of `spans`."""
         return [(ids, begins) for ids, begins, _ in self.spans(texts)]
 
     def encode_spans(self, texts: list[str]) -> list[TokenSpans]:
-        """Returns the tokens of each text with their spans in characters, without the white space around tokens.
+        """Returns the tokens of each text with their spans in characters.
 
-        If one character consists of several tokens, each of these tokens spans the whole character. A token of white
-        space or of no text has an empty span.
+        A span has no white space at its beginning and end. If several tokens encode one character, each of them spans
+        the whole character. A token of white space or of no text has an empty span.
         """
         encoded = []
         for text, (ids, begins, ends) in zip(texts, self.spans(texts), strict=True):
@@ -162,12 +174,12 @@ class Vocabulary(abc.ABC):
         return encoded
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns, for each text, its ids [n] and the indices of the first tokens of its sentences."""
+        """Returns, for each text, its ids [n], and the sorted indices of the first tokens of its sentences."""
         ids, ends, (starts,), _ = self.encode_parts(texts, [sentences.boundaries])
         return [(ids[a:b], starts[(starts >= a) & (starts < b)] - a) for a, b in itertools.pairwise(ends.tolist())]
 
     def encode_flat(self, texts: list[str]) -> Encoded:
-        """Returns the tokens of whole texts."""
+        """Encodes texts."""
         encoded = self.encode_offsets(texts)
         ids, offsets = (
             np.concatenate([np.zeros(0, np.int64), *(np.asarray(pair[part], np.int64) for pair in encoded)])
@@ -179,18 +191,18 @@ class Vocabulary(abc.ABC):
     def encode_parts(
         self, texts: list[str], rules: Sequence[Callable[[str], list[int]]]
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[int]]:
-        """Encodes whole texts and finds the first tokens of their parts, such as sentences or words.
+        """Encodes texts and finds the first tokens of their parts, such as sentences or words.
 
         Args:
-          rules: functions that return, for a text, the sorted offsets, in characters, at which all parts except the
-            first begin. White space between two parts belongs to the later part.
+          rules: functions that split a text into parts. Each returns the sorted offsets, in characters, at which all
+            parts except the first begin. White space between two parts belongs to the later part.
 
         Returns:
           Four values. First, the ids [n], one text after another. Second, the index of the first token of each text,
-          followed by the number of tokens [texts + 1]. Third, for each rule, the sorted indices of the first tokens of
-          parts, including the first part of each text that has tokens. Fourth, for each text, the number of UTF-8 bytes
-          before its second token; if its first two tokens are parts of one character, the number of bytes of its first
-          token.
+          followed by the number of all tokens, [texts + 1]. Third, for each rule, the sorted indices of the first
+          tokens of parts, including the first part of each text. Parts without a first token of their own are left out.
+          Fourth, for each text, the number of UTF-8 bytes before its second token: 0 if it has no token, all bytes if
+          it has one. If its first two tokens are bytes of one character, the number is that of the first token.
         """
         ids, token_offsets, sizes, units = self.encode_flat(texts)
         ends = np.append(0, np.cumsum(sizes))
@@ -216,7 +228,7 @@ class Vocabulary(abc.ABC):
         return ids, ends, starts, first_bytes
 
     def _first_bytes(self, text: str, ids: np.ndarray, offsets: np.ndarray, unit: Callable[[str], int]) -> int:
-        """Returns the number of UTF-8 bytes of the first token of a text; `ids` has the first one or two tokens."""
+        """Returns the fourth result of `encode_parts` for a text, from the ids and offsets of its first two tokens."""
         if not len(ids):
             return 0
         if (count := self._byte_counts.get(int(ids[0]))) is not None:
@@ -229,7 +241,7 @@ class Vocabulary(abc.ABC):
         return num_bytes(text[: self._character(text, second, unit)])
 
     def _character(self, text: str, offset: int, unit: Callable[[str], int]) -> int:
-        """Returns the index of the character at an offset in units; `unit(text)` is the length of a text in units."""
+        """Returns the index of the character at an offset; `unit(text)` is the length of a text in the same unit."""
         return offset if unit is len else next(i for i in range(len(text)) if unit(text[:i]) >= offset)
 
     def __eq__(self, other):
@@ -240,7 +252,7 @@ class Vocabulary(abc.ABC):
 
 
 def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> list[int]:
-    """Converts sorted offsets in characters to offsets in units; `unit(text)` is the length of a text in units."""
+    """Converts sorted offsets in characters to another unit; `unit(text)` is the length of a text in this unit."""
     if unit is len or not cuts or (unit is num_bytes and text.isascii()):
         return cuts
     parts = zip([0, *cuts], cuts, strict=False)
@@ -248,7 +260,11 @@ def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> list[int
 
 
 def identity(vocabulary: Vocabulary) -> str:
-    """Returns the SHA-256 of everything that decides ids: tokens, special ids and normalizer."""
+    """Returns a SHA-256 in hex that identifies a vocabulary.
+
+    It is computed from everything that determines ids: the name of the class, `table`, the special ids, and the numbers
+    of added ids and sentinels.
+    """
     specials = {name: getattr(vocabulary.specials, name) for name in SPECIALS}
     # Settings added later enter only if they are set, so that older vocabularies keep their identity.
     specials = {name: i for name, i in specials.items() if i is not None or name not in symbols.SYMBOLS}

@@ -41,7 +41,7 @@ _EMPTY = _Table(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int
 
 
 class SpanTokenizer:
-    """Tokenizer of texts that caches the tokens of spans."""
+    """Tokenizer of texts that caches the tokens of short spans."""
 
     def __init__(
         self, encode: Callable[[list[str]], list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]]
@@ -79,7 +79,7 @@ class SpanTokenizer:
         )
 
     def _look_up(self, spans: list[str]) -> tuple[np.ndarray, _Table]:
-        """Returns the index of each span in a table, and this table; caches the short spans."""
+        """Returns the index of each span in a table of tokenized spans, and this table; caches new short spans."""
         if len(self._table.ids) > _MAX_TOKENS:
             self._halve()
         rows = list(map(self._rows.get, spans))
@@ -98,7 +98,7 @@ class SpanTokenizer:
         return row_numbers, self._extend(self._table, long)
 
     def _halve(self) -> None:
-        """Drops the half of the cached spans that was used least since the last call."""
+        """Drops the half of the cached spans that was used least since the cache was last halved."""
         rows = np.sort(np.argsort(-self._uses, kind="stable")[: len(self._uses) // 2])
         spans, table, sizes = list(self._rows), self._table, np.diff(self._table.ends)[rows]
         tokens = ranges(table.ends[rows], sizes)
@@ -120,5 +120,5 @@ class SpanTokenizer:
 
 
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns the concatenated ranges [start, start + size) of each start and size."""
+    """Concatenates the ranges [start, start + size), one for each start and size."""
     return np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

@@ -1,7 +1,7 @@
-"""Whole words and the ids of their characters, numbered as in allenai/bilm-tf (bilm/data.py). NumPy only.
+"""Vocabularies of whole words, and the characters of words as in allenai/bilm-tf (bilm/data.py). NumPy only.
 
-A character is a UTF-8 byte of the word, 0 to 255, or one of the special ids below. bilm-tf adds 1 to every id and
-reserves 0 for padded words, so it has 262 ids instead of 261; here, a mask marks padded words.
+The id of a character is a UTF-8 byte of the word, 0 to 255, or one of the five special ids below. In bilm-tf, ids are
+larger by 1, because 0 is reserved for padded words; here, a mask marks padded words.
 """
 
 import os
@@ -20,11 +20,11 @@ _BOUNDARIES = {BOS: BEGIN_SENTENCE, EOS: END_SENTENCE}
 
 
 def read(path: str) -> list[str]:
-    """Reads the words of a file with one word per line.
+    """Reads the words of a file with one word per line; bytes that are not UTF-8 are replaced.
 
     Raises:
-      UserError: a line has no word, or a word is duplicated.
-      OSError: the file cannot be read.
+      UserError: a line has no word, a word is duplicated, or the file begins with a byte order mark or is too large.
+      OSError: a local file cannot be read.
     """
     try:
         words = lines(storage.read(path, strict_json.MOST_BYTES), "replace")
@@ -58,7 +58,10 @@ def characters(words: Sequence[str], length: int) -> np.ndarray:
 
 
 def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits texts at white space, adds `<S>` and `</S>` to each text, and returns the characters of the words.
+    """Splits texts at white space, adds `<S>` and `</S>` around each text, and returns the characters of the words.
+
+    Args:
+      length: number of characters of each word, as in `characters`.
 
     Returns:
       A pair: the characters, int32 [texts, words, length], and a mask, int32 [texts, words], which is 1 for words and 0
@@ -73,10 +76,11 @@ def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray
 
 
 def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndarray:
-    """Returns the characters of the words in the vocabulary of a cache, uint16 [vocab_size, length].
+    """Returns the characters of the words in the vocabulary of a cache, uint16 [words, length].
 
     Args:
-      vocabulary: entry of the vocabulary in the manifest.
+      vocabulary: description of the vocabulary in the cache's manifest, with its `kind` and the hashes of its `files`.
+      length: number of characters of each word, as in `characters`.
 
     Raises:
       UserError: the vocabulary does not consist of words, or its file is missing or has changed.

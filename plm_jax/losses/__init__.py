@@ -1,4 +1,4 @@
-"""Training losses: pure functions `(model, params, batch, rngs, carry) → (terms, metrics, carry)`, one file each."""
+"""Training losses: pure functions `(model, params, batch, rngs, carry) → (terms, metrics, carry)`."""
 
 import dataclasses
 from typing import Any

@@ -13,7 +13,9 @@ from plm_jax.losses.sampled_softmax import sampled_softmax
 
 @dataclass(frozen=True)
 class BidirectionalLMLoss(Loss):
-    """Cross-entropy of `targets` [B, 2, L], averaged over the two directions. `carry` is the state of the LSTMs.
+    """Cross-entropy of `targets` [B, 2, L], averaged over the targets of both directions.
+
+    `carry` is the state of the LSTMs.
 
     Gradients do not flow into earlier batches, because the state is an input of each batch.
 

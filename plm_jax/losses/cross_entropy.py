@@ -1,4 +1,4 @@
-"""Cross-entropy with a vocabulary, computed in chunks so that the full logits are never in memory."""
+"""Cross-entropy with a vocabulary, computed in chunks to limit the number of logits in memory at a time."""
 
 import functools
 from collections.abc import Callable
@@ -25,8 +25,8 @@ class CrossEntropySums(NamedTuple):
     Attributes:
       loss: the loss to minimize.
       nll: the negative log-likelihood in nats, without the other terms of the loss.
-      correct: number of correct predictions. A prediction is correct if the target's logit is strictly above all other
-        logits. Constant logits therefore predict nothing correctly.
+      correct: correct predictions. A prediction is correct if the target's logit is strictly above all other logits.
+        Constant logits therefore predict nothing correctly.
     """
 
     loss: Float[Array, ""]
@@ -38,7 +38,7 @@ class VocabularyShard(NamedTuple):
     """The shard of a vocabulary whose logits a device computes.
 
     Attributes:
-      layout: sharding of a vocabulary over a mesh; None if it is not sharded.
+      layout: sharding of the vocabulary over a mesh; None without a mesh.
       vocab_size: V, without padding.
       axes: mesh axes that shard the vocabulary.
     """
@@ -66,7 +66,7 @@ class VocabularyShard(NamedTuple):
 def sum_over_vocabulary(
     compute: Callable, features: Features, unembedding: Matrix, bias: Bias | None, tokens, shared, logits_at_once: int
 ) -> Any:
-    """Returns the sums of `compute` over all tokens without holding all logits in memory.
+    """Returns the sums of `compute` over all tokens, with a limited number of logits in memory at a time.
 
     The logits are features @ unembedding.T + bias. Each device processes its own tokens in chunks. Under
     differentiation, the forward pass computes gradients and does not keep the logits, so nothing is computed twice.
@@ -119,7 +119,7 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     Args:
       arrays: tuple of features, matrix, bias, tokens and shared. The matrix [v, D] is the device's shard of the
         unembedding, in the dtype of the features.
-      layout: the `tables.TableSharding` of a vocabulary that is sharded over a mesh; None if it is not sharded.
+      layout: the `tables.TableSharding` of the vocabulary over a mesh; None without a mesh.
       vocab_size: V; None: v.
     """
     features, matrix, bias, tokens, shared = arrays
@@ -204,7 +204,7 @@ def _chunk(compute, shard, matrix, bias, shared, with_gradients, features_BCD, *
     """Returns ((sums, (d loss / d matrix [v, D], d loss / d bias [v])), d loss / d features [b, C, D]) of one chunk.
 
     `matrix` and `bias` are the device's shards. `compute` has already reduced the sums over all shards of the
-    vocabulary. The gradient of the features is not reduced yet.
+    vocabulary. The gradient of the features is not reduced yet. Without `with_gradients`, the gradients are None.
     """
     logits = shard.logits(features_BCD, matrix, bias)
     sums, d_logits = compute(shard, logits, shared, with_gradients, *tokens)
@@ -274,7 +274,7 @@ def target_and_largest_other(
 def chunk_length(rows: int, length: int, vocab_size: int, logits_at_once: int) -> int:
     """Returns the number of positions per chunk of an array [rows, length].
 
-    Chunks have about equal lengths and at most about `logits_at_once` logits.
+    Chunks have about equal lengths and at most about `logits_at_once` logits, but at least one position.
     """
     chunks = -(-rows * length * vocab_size // logits_at_once)
     return -(-length // min(chunks, length))

@@ -24,9 +24,9 @@ _TEACHER = "teacher"
 class Distillation(LossWrapper):
     """The objective's own loss plus two terms that compare the trained model with the reference `teacher`.
 
-    One term compares predictions, and the other compares last hidden states. The teacher reads the same noised row as
-    the trained model, without dropout. The defaults are those of DistilBERT (Sanh et al. 2019;
-    huggingface/transformers, research_projects/distillation, README).
+    One term compares predictions, and the other compares last hidden states. Each of the two is left out if its
+    coefficient is 0. The teacher reads the same noised row as the trained model, without dropout. The defaults are
+    those of DistilBERT (Sanh et al. 2019; huggingface/transformers, research_projects/distillation, README).
 
     Attributes:
       alpha_ce: coefficient of T² · KL(teacher ‖ student), averaged over non-padding tokens. The distributions are the
@@ -65,6 +65,8 @@ class Distillation(LossWrapper):
 @dataclass(frozen=True)
 class DistillationLoss(Loss):
     """The loss of `Distillation`: the terms of the objective's own loss, and the terms `divergence` and `cosine`.
+
+    The term `divergence` is left out if `alpha_ce` is 0, and `cosine` if `alpha_cos` is 0.
 
     Attributes:
       base: loss of the objective.
@@ -150,9 +152,9 @@ class DistillationLoss(Loss):
 
 
 def linear_divergence(student_head, teacher_head, weights, temperature: float, logits_at_once: int):
-    """Returns the weighted sum over tokens of KL(teacher ‖ student) without holding all logits in memory.
+    """Returns the weighted sum over tokens of KL(teacher ‖ student), with a limited number of logits in memory.
 
-    Only the student's head has a gradient.
+    Only the student's features, matrix and bias have a gradient.
 
     Args:
       student_head, teacher_head: results of `vocabulary.head`.

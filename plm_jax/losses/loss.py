@@ -1,4 +1,4 @@
-"""The interface of losses: each named term is a sum over the batch, which is divided by the weight of the term."""
+"""The interface of losses. A loss has named terms; each term is a sum over the batch, divided by a weight."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,16 +25,18 @@ class Loss(Role):
 
     Training minimizes coefficient × sum / weight, summed over all terms. Terms and metrics are returned as sums, which
     can be added over microbatches, batches and hosts. Each sum is then divided by the weight of its term. Weights
-    depend on the batch but not on the parameters, so the weights of a whole batch are known before its microbatches
-    are processed.
+    depend on the batch but not on the parameters, so the weights of a whole batch are known before its microbatches are
+    processed.
 
     Attributes:
       samples: whether the loss draws random samples in training, with the key `sample`.
-      heads: names of the `named_heads` that the loss itself needs, without heads that add a `Term`.
+      heads: names of the heads, among the model's `named_heads`, that the loss itself needs. Heads that only add a
+        `Term` are not included.
       references: names of the `train.references` that the loss reads. If there are any, the loss is called with an
         argument `references`, a mapping from these names to (module, parameters).
       z_loss: coefficient of the term log(Z)² of each token (Chowdhery et al. 2022 §5).
-      label_smoothing: share of a target's probability that is spread evenly over the vocabulary.
+      label_smoothing: share of a target's probability that is spread evenly over the vocabulary, or over the classes of
+        a task.
       logits_at_once: approximate number of vocabulary logits that each device holds at a time.
     """
 
@@ -51,7 +53,7 @@ class Loss(Role):
         return {}
 
     def check_references(self, model: Any, references: Mapping[str, Any]) -> None:
-        """Checks that references fit the trained model.
+        """Checks that references fit the trained model; by default, all do.
 
         Args:
           model: settings of the trained model.
@@ -173,9 +175,10 @@ def terms_of(model: Any, batch: Batch) -> list[Term]:
 
 
 def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
-    """Returns the names of a module's heads that `loss` does not train on `batch`.
+    """Returns the names of a module's heads whose loss is not a term of `loss` on `batch`.
 
-    The batch may consist of shapes instead of arrays.
+    Heads without a loss and heads that `loss` itself needs are left out. The batch may consist of shapes instead of
+    arrays.
     """
     terms = jax.eval_shape(lambda batch: loss.weights(model, batch), batch)
     known = {None, loss.kind, *terms}
@@ -184,5 +187,5 @@ def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
 
 
 def num_targets(batch: Batch) -> jax.Array:
-    """Returns the sum of `target_weights`, which is the weight of a mean over targets."""
+    """Returns the sum of `target_weights`: the weight of a term that is averaged over targets."""
     return batch["target_weights"].sum()

@@ -70,9 +70,9 @@ def add(total: LossSums | None, sums: LossSums) -> LossSums:
 
 
 def of_total(loss: Loss, total: LossSums | None) -> dict[str, float]:
-    """Returns the mean of each term over batches, from the sums over these batches.
+    """Returns the result of `means` for the sums over several batches.
 
-    Terms whose total weight is 0 are left out. If all weights are 0, the dict is empty.
+    Terms whose total weight is 0 are left out. If all weights are 0, or `total` is None, the dict is empty.
     """
     if total is None or not any(total.weights.values()):
         return {}

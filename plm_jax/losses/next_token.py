@@ -33,7 +33,7 @@ class NextTokenLoss(Loss):
         return *self.of_features(model, params, features, batch), carry
 
     def of_features(self, model, params, features, batch):
-        """Returns a pair from the model's features [B, L, D]: the sums of the terms, and the sums of the metrics."""
+        """Returns a pair: the sums of the terms, and the sums of the metrics. `features` are the model's [B, L, D]."""
         head = vocabulary.head(model, params, self.predicting(features, batch))
         sums = {self.kind: vocabulary.sums(self, *head, batch)}
         sums |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
@@ -41,11 +41,11 @@ class NextTokenLoss(Loss):
         return losses, metrics
 
     def predicting(self, features, batch):
-        """Selects the features that predict targets, [B, L, D] → [B, T, D]."""
+        """Selects the features that predict targets, [B, L, D] → [B, T, D]; by default, returns all features."""
         return features
 
     def real_tokens(self, batch):
-        """Returns a mask of the positions that are not padding, float32 [B, L].
+        """Returns a mask of the tokens that count in a mean over tokens, float32 [B, L].
 
         In this class, these are the positions with a target.
         """

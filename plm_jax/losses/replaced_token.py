@@ -111,8 +111,8 @@ class ReplacedTokenLoss(Loss):
 class ReplacedTokenTerm(LossWrapper):
     """One of the two terms of replaced token detection, for one of several updates per step (`train.updates`).
 
-    The first update trains the generator. The second update trains the discriminator on the samples of the generator,
-    as in DeBERTaV3 (He et al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
+    An update with the term `generator` must come first. The update with the term `discriminator` reads the samples of
+    the generator, as in DeBERTaV3 (He et al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
 
     Attributes:
       term: term that the update minimizes.
@@ -155,7 +155,7 @@ class ReplacedTokenTermLoss(ReplacedTokenLoss):
         """Returns the results of `Loss.__call__`, with only the term `term`.
 
         Raises:
-          UserError: the discriminator is updated before the generator.
+          UserError: the term is `discriminator`, and no update before it in the step has the term `generator`.
         """
         if self.term == "generator":
             head, sampled = self._generate(model, params, batch, rngs)

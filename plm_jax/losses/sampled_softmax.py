@@ -8,7 +8,7 @@ import numpy as np
 
 
 def log_uniform(ids, vocab_size: int):
-    """Returns the log-uniform (Zipfian) probabilities of words whose ids are sorted by decreasing frequency."""
+    """Returns the probabilities of ids under the log-uniform (Zipfian) distribution over `vocab_size` ids."""
     return jnp.log1p(1 / (ids + 1.0)) / np.log(vocab_size + 1)
 
 

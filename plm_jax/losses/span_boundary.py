@@ -13,8 +13,8 @@ from plm_jax.losses.loss import Term
 class SpanBoundaryLoss(Term):
     """Cross-entropy of each target, predicted from the two boundaries of its span (SpanBERT, Joshi et al. 2020 §3.2).
 
-    A target is left out if its index in the span is at least `positions` of the head. The mean is over the remaining
-    targets.
+    A target is left out if its index in the span is not below the head's setting `positions`. The mean is over the
+    remaining targets.
     """
 
     kind: ClassVar[str] = "boundary"

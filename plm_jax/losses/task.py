@@ -62,8 +62,8 @@ class TaskLoss(Loss):
     def __call__(self, model, params, batch, rngs, carry):
         """Returns the results of `Loss.__call__`.
 
-        The metric `accuracy` is the number of correct predictions. For `labels`: texts whose labels are all correct.
-        For `span`: spans whose start and end are correct. For `score`: no such metric.
+        The metric `accuracy` is the number of correct predictions. For `labels`, it counts the texts whose labels are
+        all correct, and for `span` the spans whose start and end are both correct. A `score` has no such metric.
         """
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
@@ -82,7 +82,7 @@ class TaskLoss(Loss):
         return vocabulary.sums(self, *vocabulary.head(model, params, features), flat)[0]
 
     def cross_entropy(self, logits, labels):
-        """Returns a pair: the losses, and whether the logit of each label is the largest.
+        """Returns a pair: the losses, and whether the logit of each label is strictly the largest.
 
         Args:
           logits: [..., C].

@@ -15,7 +15,7 @@ Sum = Float[Array, ""]
 
 
 def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
-    """Returns a dict with the key `dropout` of `rngs`, as Linen expects it; an empty dict without this key."""
+    """Returns the entry `dropout` of `rngs` as a dict for Linen; the dict is empty if there is no such entry."""
     return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
 
 

@@ -1,4 +1,4 @@
-"""Training objectives: pure NumPy functions `(example, rng) → example` that add noise and targets, one file each."""
+"""Training objectives: pure NumPy functions `(example, rng) → row` that add noise and targets."""
 
 import dataclasses
 from typing import Any
@@ -71,10 +71,13 @@ __all__ = [
 
 
 def get(name: str, special: Special | None = None, **settings: Any) -> BoundObjective:
-    """Returns the objective of this kind, for example `get("causal")`.
+    """Returns the objective of a kind, for example `get("causal")`.
+
+    Args:
+      special: special ids of the vocabulary; None: the vocabulary has none.
 
     Raises:
-      UserError: the kind or a setting is unknown.
+      UserError: the kind or a setting is unknown, or a value is invalid.
     """
     if name not in Objective.choices:
         raise UserError(f"there is no objective '{name}': {nearest(name, Objective.choices)}")

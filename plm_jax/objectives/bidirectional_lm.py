@@ -46,7 +46,7 @@ class BidirectionalLM(Objective):
             `mask` [L], 0 at padding.
 
         Returns:
-          `characters` and `targets` int32, `target_weights` [2, L] float32.
+          `characters`, unchanged; `targets` [2, L] int32; and `target_weights` [2, L] float32, 0 at padding, else 1.
 
         Raises:
           UserError: the example does not come from the layout of streams.

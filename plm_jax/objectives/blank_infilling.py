@@ -27,7 +27,7 @@ class _Blanks(NamedTuple):
     Attributes:
       starts, lengths: starts and lengths of the spans, sorted by start.
       mask: id that replaces each span.
-      closed: whether each span is followed by eop.
+      closed: whether the targets of each span end with eop.
       short: whether the spans are short spans, not sentences or one long blank.
     """
 
@@ -45,8 +45,8 @@ class BlankInfilling(Objective):
     Part A of a row is the text, after cls if the vocabulary has one, with each cut span replaced by a mask. Part B is
     the spans in random order, each after sop; its targets are the tokens of each span and eop. Tokens of part A attend
     to part A; tokens of part B attend to part A and to earlier tokens of part B. Every token has two positions. The
-    first one is its position in part A; tokens of part B have the position of their span's mask. The second one is the
-    position within the span, which is 0 in part A and 1 at sop.
+    first one is a position in part A: for a token of part B, that of its span's mask. The second one is the position
+    within the span: 0 in part A, and 1 at sop.
 
     Rules and defaults are those of `blocklm_utils.py` in THUDM/GLM, with these differences: the kind of blanks is drawn
     per row, not per batch; all placements of short spans are equally likely; boundaries of sentences come from the
@@ -54,18 +54,21 @@ class BlankInfilling(Objective):
     sentence.
 
     Attributes:
-      rate: share of the text's tokens that is cut out as short spans or sentences, rounded down.
-      mean_span_length: mean of the Poisson distribution of the lengths of short spans, which is truncated to [1,
-        max_span_length]. Short spans do not cross document boundaries and do not touch.
+      rate: share of the text's tokens to cut out as short spans or sentences, rounded down, but at least one token. The
+        last span may exceed this number.
+      mean_span_length: mean of the Poisson distribution of the lengths of short spans. The distribution is then
+        truncated to [1, max_span_length], which changes its mean. Short spans do not cross document boundaries and do
+        not touch.
       max_span_length: maximum length of short spans.
       sentence_rate: share of rows whose blanks are full sentences, each replaced by the mask `smask`.
       document_rate: share of rows with a single long blank, replaced by the mask `gmask`.
       document_min_share: minimum length of a long blank, as a share of the text. The maximum length of a long blank is
         the length of the text minus two tokens.
-      document_end_share: probability that a long blank is at the end of the text. The targets of a blank at the end
-        have no eop. In a row of several documents, a long blank is always at the end.
+      document_end_share: probability that a long blank is put at the end of the text; its targets then have no eop. In
+        a row of several documents, a long blank is always put at the end.
       block_mask_rate: share of the input tokens of short spans that are replaced by `dblock`; targets are unchanged.
-      short_probability: share of rows that have only a random part, of at least 31 tokens, of their text.
+      short_probability: share of the rows of more than 32 tokens that have only a random part of their text. The part
+        has at least 31 tokens.
     """
 
     kind: ClassVar[str] = "blank_infilling"
@@ -98,7 +101,7 @@ class BlankInfilling(Objective):
     def text_length(self, length: int) -> int:
         """Returns the number of text tokens, cls included, that fit in a row of `length` together with masks and sop.
 
-        For example, a row of 592 has room for 512 text tokens.
+        For example, with the default settings, a row of 592 has room for 512 text tokens.
 
         Raises:
           UserError: no number of tokens makes such a row.
@@ -107,7 +110,7 @@ class BlankInfilling(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """Returns the number of text tokens without cls, for example 511 for a row of 592."""
+        """Returns the number of text tokens without cls, for example 511 for a row of 592 with the default settings."""
         return self.text_length(length) - 1
 
     @override
@@ -117,7 +120,7 @@ class BlankInfilling(Objective):
 
     @override
     def target_length(self, length: int) -> int:
-        """Returns the number of slots for part B, for example 154 in a row of 592 with short spans only."""
+        """Returns the number of slots for part B, for example 154 in a row of 592 with the default settings."""
         return self._lengths(self.text_length(length))[1]
 
     def _lengths(self, num_tokens: int) -> tuple[int, int]:
@@ -134,8 +137,8 @@ class BlankInfilling(Objective):
     def _spans(self, num_tokens: int) -> int:
         """Returns the maximum number of spans in a text of `num_tokens`.
 
-        The maximum is six standard deviations above the mean number of short spans (by the renewal theorem), so rows
-        practically never reach it.
+        The maximum is six standard deviations above the mean number of short spans (by the renewal theorem), but at
+        most `_budget`.
         """
         budget, (mean, variance) = self._budget(num_tokens), _moments(self.mean_span_length, self.max_span_length)
         return min(budget, math.ceil(budget / mean + 6 * math.sqrt(budget * variance / mean**3)))
@@ -228,7 +231,7 @@ class BlankInfilling(Objective):
         """Draws one long blank at the end of the text or, if the text is a single document, possibly elsewhere.
 
         Args:
-          end: end of the first document, exclusive.
+          end: index of the first eos, or the length of the text if it has no eos.
         """
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
@@ -284,7 +287,9 @@ class BlankInfilling(Objective):
 def _share(
     lengths: Int[np.ndarray, " spans"], rooms: Int[np.ndarray, " documents"], rng: np.random.Generator
 ) -> tuple[list[int], list[list[int]]]:
-    """Distributes spans among documents, with probability proportional to the remaining room of a document.
+    """Distributes spans among documents.
+
+    Each document with room for a span gets it with a probability proportional to the document's remaining room.
 
     Args:
       lengths: lengths of the spans.

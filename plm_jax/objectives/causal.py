@@ -15,10 +15,10 @@ from plm_jax.objectives.special import Special
 class Causal(Objective):
     """Prediction of each token from the tokens before it (GPT, Radford et al. 2018).
 
-    Rows have no padding: documents follow one another, separated by eos. A token attends to every token before it in
+    In the layout `blocks`, documents follow one another, separated by eos. A token attends to every token before it in
     the row, including tokens of other documents, unless the layout keeps documents apart. This follows the papers on
-    GPT-2 and GPT-3, whose training code is not published. Consecutive rows share a token, so that each token except the
-    very first is predicted once; Hugging Face's example (run_clm.py) does not predict the first token of any row.
+    GPT-2 and GPT-3, whose training code is not published. The first token of a row is also the last target of the row
+    before it; Hugging Face's example (run_clm.py) does not predict the first token of any row.
     """
 
     kind: ClassVar[str] = "causal"
@@ -35,7 +35,7 @@ class Causal(Objective):
 
     @override
     def stride(self, length: int) -> int:
-        """Returns the length of the row: rows overlap by one token, so every token except the first is predicted."""
+        """Returns the length of the row: consecutive rows share one token, which is a target only in the first row."""
         return length
 
     @override
@@ -46,12 +46,12 @@ class Causal(Objective):
 
         Args:
           example: `tokens` [L + 1]; optionally `mask` [L + 1], 0 at padding; `segment_ids` [L + 1], only if attention
-            does not cross documents: the number of each token's document, counted from 1.
+            does not cross documents: the number of each token's document, counted from 1, or 0 at padding.
 
         Returns:
-          `tokens` and `targets` [L] int32. `target_weights` [L] float32: 0 for a target that is padding or belongs to
-          another document than its input, else 1. If the example has `segment_ids`, also `segment_ids` [L], and
-          `positions` [L], which count from the first token of the document in this row.
+          `tokens` and `targets` [L] int32. `target_weights` [L] float32: 0 for a target that is padding or, with
+          `segment_ids`, the first token of a document, else 1. If the example has `segment_ids`, also `segment_ids`
+          [L], and `positions` [L], which count from the first token of the document in this row.
         """
         tokens = np.asarray(example["tokens"], np.int32)
         mask = example.get("mask")

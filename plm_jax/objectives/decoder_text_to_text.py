@@ -62,9 +62,9 @@ class DecoderTextToText(Objective):
         """Returns the row of an example; `example` is the same as in `TextToText.apply`.
 
         Returns:
-          `tokens` and `targets` [L] int32: inputs, eos, targets, eos and padding; `targets` are shifted left by one.
-          `target_weights` [L] float32: 1 at the targets and the eos after them, else 0. If `prefix`, also
-          `prefix_lengths` [] int32: the number of input tokens including eos.
+          `tokens` [L] int32: inputs, eos, targets and padding. `targets` [L] int32: the same shifted left by one, with
+          eos after the targets. `target_weights` [L] float32: 1 at the targets and the eos after them, else 0. If
+          `prefix`, also `prefix_lengths` [] int32: the number of input tokens including eos.
         """
         length = _row_length(self.noise, len(example["tokens"]))
         noised = self.noise.apply(example, special, rng)
@@ -82,7 +82,7 @@ class DecoderTextToText(Objective):
 
 
 def _row_length(noise: TextToText, num_tokens: int) -> int:
-    """Returns the length of a row: inputs and targets, each with eos, minus the last eos, which is only a target."""
+    """Returns the length of a row: inputs, eos and targets. The eos after the targets is only predicted."""
     return sum(noise.lengths(num_tokens)) - 1
 
 

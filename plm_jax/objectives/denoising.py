@@ -22,7 +22,7 @@ Masks = Callable[[int], Int[np.ndarray, " _"]]
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Replacement of tokens by one mask each.
+    """Replacement of single tokens by masks.
 
     Attributes:
       rate: share of the tokens that are replaced.
@@ -46,10 +46,10 @@ class TokenDeletion:
 
 @dataclass(frozen=True)
 class TextInfilling:
-    """Replacement of each of several spans of words by one mask; a span of no words inserts a mask.
+    """Replacement of spans of words by one mask each; a span of no words inserts a mask.
 
     Attributes:
-      rate: share of the words that are in spans.
+      rate: sum of the lengths of the spans, as a share of the number of words.
       mean_span_length: mean of the Poisson distribution of span lengths, in words.
     """
 
@@ -77,7 +77,7 @@ class Denoising(Objective):
     tokens, words or sentences in the text, rounded up. As in fairseq, spans may overlap. The mask of a span that begins
     within another span is then dropped. There are four differences from fairseq. Sentence boundaries come from the
     cache for every vocabulary; fairseq ends sentences at GPT-2's full stop or, with another tokenizer, at eos. A mask
-    that is replaced by a random id (`random_share`) may get each id of the vocabulary; fairseq never draws id 0.
+    that is replaced by a random id (`random_share`) may get any id of the vocabulary; fairseq never draws id 0.
     Inserted masks are replaced with the same probability as other masks; fairseq replaces a fixed share of the inserted
     masks. A rotation begins at each token with equal probability; in fairseq, the rotation that leaves the text
     unchanged is twice as likely as each other rotation.
@@ -112,7 +112,7 @@ class Denoising(Objective):
     def input_length(self, length: int) -> int:
         """Returns the maximum number of tokens that fit in an encoder row of `length` with bos, eos and inserted masks.
 
-        If masks are inserted, one slot of the row may remain unused.
+        If masks are inserted, the row of this number of tokens may have only `length` - 1 tokens.
 
         Raises:
           UserError: no token fits.
@@ -145,7 +145,9 @@ class Denoising(Objective):
         Returns:
           `tokens` and `mask` [L] int32: bos, the noised text and eos. A text that many empty spans have made too long
           is cut before eos. `targets` [T] int32 and `target_weights` [T] float32: bos, the text and eos, with T =
-          `target_length(L)`. `decoder_tokens` [T] int32: the targets shifted right by one, with eos as the first token.
+          `target_length(L)`. A document of which the encoder's row has no token has weights of 0. `decoder_tokens` [T]
+          int32: the targets shifted right by one, with eos as the first token.
+
           If the example has `segment_ids`, the row also has `segment_ids` [L] and `decoder_segment_ids` [T] int32: the
           number of each token's document, counted from 1, or 0 at padding. The first bos belongs to the first document,
           and the last eos belongs to the last document. The row then also has `decoder_positions` [T] int32, which
@@ -216,7 +218,7 @@ class Denoising(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Int[np.ndarray, " noised"]:
-        """Applies all noise to a text [n]."""
+        """Applies the noise to one text [n]; `example` may have `sentence_starts` and `word_starts`."""
         sentences, words = (_is_start(example.get(f"{name}_starts"), len(tokens)) for name in ("sentence", "word"))
         if self.permute_sentences and sentences is not None:
             order = _permuted(sentences, self.permute_sentences, rng)
@@ -303,7 +305,7 @@ def _infilled(
     masks: Masks,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " noised"]:
-    """Replaces each drawn span of words (of tokens if `is_start` is None) by one mask."""
+    """Replaces random spans of words (of tokens if `is_start` is None) by one mask each, and inserts other masks."""
     num_tokens = len(tokens)
     starts = np.arange(num_tokens) if is_start is None else np.flatnonzero(is_start)
     budget = math.ceil(rate * len(starts))

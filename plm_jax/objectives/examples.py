@@ -19,12 +19,12 @@ Counts = Integer[np.ndarray, " examples"]
 
 @dataclass(frozen=True)
 class ExampleRows:
-    """The base of rows that are made of examples with inputs and targets.
+    """The base of classes that make rows of examples with inputs and targets.
 
     Attributes:
       objective: objective whose rows have the same keys and shapes.
-      target_length: maximum number of target tokens, eos included. For an encoder-decoder, it is also the length of the
-        decoder's row. If None, the objective decides the length.
+      target_length: maximum number of target tokens, special tokens included. For an encoder-decoder, it is also the
+        length of the decoder's row, and None means the length that the objective gives it. A decoder needs a number.
       segmented: whether rows have segment ids, so that several examples can share a row.
       begin: special ids before the inputs in a decoder's row; the layout puts the same ids before a document.
     """
@@ -43,7 +43,8 @@ class ExampleRows:
         """Returns two arrays: the number of tokens of each example in the row of inputs, and in the row of targets.
 
         Args:
-          num_inputs, num_targets: number of input tokens and of target tokens of each example [n].
+          num_inputs, num_targets: [n], numbers of input tokens and of target tokens of each example, before truncation
+            and without special tokens.
         """
         raise NotImplementedError
 
@@ -84,7 +85,7 @@ class EncoderDecoderRows(ExampleRows):
 
     @property
     def _num_special(self) -> int:
-        """Returns the number of special tokens around each text."""
+        """Number of special tokens around each text."""
         return 2 if self._framed else 1
 
     @override
@@ -113,9 +114,10 @@ class EncoderDecoderRows(ExampleRows):
 
         Returns:
           `tokens` and `mask` [length] int32; `decoder_tokens` and `targets` [target_length] int32; `target_weights`
-          [target_length] float32. If `segmented`, the row also has `segment_ids` and `decoder_segment_ids`, the number
-          of each token's example, counted from 1, or 0 at padding; and `decoder_positions`, which count from the first
-          token of each example.
+          [target_length] float32. In each example, `decoder_tokens` are the targets shifted right by one, and begin
+          with pad or, with a denoising objective, eos. If `segmented`, the row also has `segment_ids` and
+          `decoder_segment_ids`, the number of each token's example, counted from 1, or 0 at padding; and
+          `decoder_positions`, which count from the first token of each example.
         """
         pad, limits = self.special.pad or 0, self.lengths(length)
         (tokens, segment_ids), (targets, decoder_segment_ids) = (
@@ -160,8 +162,8 @@ class DecoderRows(ExampleRows):
     """Rows in which a decoder reads the inputs and predicts the targets and eos.
 
     With a prefix LM, attention within the inputs is bidirectional. If `begin` and the inputs are empty, the decoder
-    reads eos instead. Inputs are truncated to the room that `target_length` leaves in a row, however long the targets
-    are, so that prompts at inference are the same as in training.
+    reads eos instead. Inputs are truncated to the room that `target_length` leaves in a row, even if the targets are
+    shorter. Prompts at inference are therefore the same as in training.
     """
 
     def __post_init__(self):
@@ -170,7 +172,7 @@ class DecoderRows(ExampleRows):
 
     @property
     def _num_targets(self) -> int:
-        """Returns the maximum number of target tokens, eos included."""
+        """Maximum number of target tokens, eos included. Raises a `UserError` if `target_length` is None."""
         if self.target_length is None:
             raise UserError(
                 "a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length"
@@ -204,8 +206,9 @@ class DecoderRows(ExampleRows):
 
         Returns:
           `tokens` and `targets` [length] int32; `target_weights` [length] float32, 1 at targets and eos; for a prefix
-          LM also `prefix_lengths` [] int32. If `segmented`, the row also has `segment_ids`, the number of each token's
-          example, counted from 1, or 0 at padding; and `positions`, which count from the first token of each example.
+          LM also `prefix_lengths` [] int32, the number of tokens that the decoder reads before the targets of the first
+          example. If `segmented`, the row also has `segment_ids`, the number of each token's example, counted from 1,
+          or 0 at padding; and `positions`, which count from the first token of each example.
         """
         prompts = [self.prompt(inputs, length) for inputs, _ in examples]
         answers = [[*targets[: self._num_targets - 1], self.special.required("eos")] for _, targets in examples]

@@ -84,25 +84,32 @@ class LabeledObjective(Objective):
         return 1
 
     def placeholder_label(self) -> dict[str, Any]:
-        """Returns the entries of an example other than its texts, with placeholder values."""
+        """Returns the entries of an example that describe its label, with placeholder values."""
         raise NotImplementedError
 
     @override
     def target_length(self, length: int) -> int:
-        """Returns the number of next-token targets of a decoder, or the length of an encoder-decoder's decoder row."""
+        """Returns the length of the decoder's row of an encoder-decoder, or of a row with targets for the `lm` loss.
+
+        For other rows, returns 0.
+        """
         return length if self.lm_coefficient or self.rows == "encoder_decoder" else 0
 
     def special_tokens(self, num_texts: int) -> tuple[str, ...]:
-        """Returns the fields of `config.vocabulary` with the special ids that the rows of a decoder need.
+        """Returns the names of the special ids, fields of `config.vocabulary`, that the rows of a decoder need.
 
-        The result is empty for other architectures, which have the special ids of their pretraining.
+        The result is empty for other architectures. Their rows have the special tokens of pretraining.
         """
         if self.rows != "decoder":
             return ()
         return ("bos", "sep", "cls") if num_texts > 1 else ("bos", "cls")
 
     def row_format(self, special: Special) -> RowFormat:
-        """Returns the format of the rows, including their special tokens."""
+        """Returns the format of the rows, including their special tokens.
+
+        Raises:
+          UserError: the vocabulary lacks a special id that the format needs.
+        """
         if self.rows == "decoder" and special.frame is not None:
             return RowFormat(*special.frame, pad=special.pad or 0)
         if self.rows == "decoder":
@@ -115,7 +122,11 @@ class LabeledObjective(Objective):
     def num_windows(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
     ) -> Int[np.ndarray, " examples"]:
-        """Returns the number of rows of each example [n]; `sizes` are the numbers of tokens of its texts [n, texts]."""
+        """Returns the number of windows into which each example is split, int [n]; by default, 1.
+
+        Args:
+          sizes: [n, texts], number of tokens of each text of each example.
+        """
         return np.ones(len(sizes), np.int64)
 
     def are_truncated(
@@ -135,14 +146,14 @@ class LabeledObjective(Objective):
     ) -> TextRow:
         """Returns the row for one or two texts, which are truncated to fit into the `length` of the example.
 
-        For an encoder, the longer of two texts is truncated first, like `longest_first` in Hugging Face's tokenizers;
-        for a decoder, each of two texts gets half of the row.
+        In a decoder's row, each of two texts gets half of the row. In other rows, the longer of two texts is truncated
+        first, like `longest_first` in Hugging Face's tokenizers.
 
         Returns:
-          A `TextRow`, whose row has `tokens` and `mask` [L] int32. Rows of BERT and XLNet also have `token_types` [L].
-          Rows of an encoder-decoder also have `decoder_tokens` and `decoder_mask` [L]. Rows of ELMo also have
-          `characters` [L, C] int32. If `lm_coefficient` is above 0, rows also have `targets` [L] int32 and
-          `target_weights` [L] float32.
+          A `TextRow`, whose row has `tokens` and `mask` [L] int32. If the format `has_types`, as for BERT and XLNet,
+          rows also have `token_types` [L] int32. Rows of an encoder-decoder also have `decoder_tokens` and
+          `decoder_mask` [L] int32. Rows of ELMo also have `characters` [L, C] int32. If `lm_coefficient` is above 0,
+          rows also have `targets` [L] int32 and `target_weights` [L] float32.
         """
         length, row_format = example["length"], self.row_format(special)
         if self.rows == "decoder":
@@ -166,7 +177,7 @@ class LabeledObjective(Objective):
     def _decoder_room(self, length: int, num_texts: int, special: Special) -> int:
         """Returns the maximum number of tokens of each text in a decoder's row.
 
-        For two texts, the maximum is `length // 2 - 2`, like `n_ctx // 2 - 2` in openai/finetune-transformer-lm.
+        For two texts, it is `length // 2 - 2`, like `n_ctx // 2 - 2` in openai/finetune-transformer-lm.
         """
         return self.row_format(special).room(length) if num_texts == 1 else length // 2 - 2
 
@@ -174,9 +185,9 @@ class LabeledObjective(Objective):
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:
     """Returns the sizes of one or two texts, in the given order, after truncation to `room` tokens in total.
 
-    Tokens are removed from the longer text until both texts are equally long, and then from both.
-    If both texts are truncated and `room` is odd, the longer text gets one token more than the shorter text. If both
-    texts are equally long, the second text gets one token more.
+    Tokens are removed from the longer text until both texts are equally long, and then from both. If both texts are
+    truncated and `room` is odd, the longer text keeps one token more than the shorter text. If the texts were equally
+    long, the second text keeps one token more.
     """
     if len(sizes) == 1:
         return [min(sizes[0], room)]

@@ -37,13 +37,13 @@ class MaskedLM(Objective):
     random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: number of predictions as a share of the tokens of a row, special tokens included. A row has at least one
-        prediction, unless `independent`.
+      rate: number of tokens to predict, as a share of the tokens of a row, special tokens included; at least one token,
+        unless `independent`.
       max_predictions: maximum number of predictions in a row; 0: the number that `rate` gives for a row without
-        padding. BERT has 20 at length 128. Ignored if `independent`.
+        padding. BERT has 20 at length 128. Must be 0 if `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
-      random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens
-        are unchanged.
+      random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens are
+        unchanged.
       similar_share: share of the predicted words that are replaced by a similar word with the same number of tokens,
         drawn from `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without similar
         words is replaced by random ids. If `similar_share` is above 0, all shares are shares of words instead of
@@ -144,7 +144,7 @@ class MaskedLM(Objective):
         return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
-        """Returns the number of predictions for `num_tokens` tokens: the share `rate` of the tokens.
+        """Returns the number of tokens to predict in a row of `num_tokens` tokens: the share `rate`.
 
         The number is rounded, halves to even, and is at least 1, as in BERT's code.
         """
@@ -154,7 +154,7 @@ class MaskedLM(Objective):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Masks tokens, except special tokens that begin or end a row or document.
+        """Masks some of the tokens that `is_maskable` accepts.
 
         Args:
           example: `tokens` [L]; optionally `mask` [L], 0 at padding. For whole words, also `word_starts`, the sorted
@@ -167,7 +167,8 @@ class MaskedLM(Objective):
           `segment_ids`, `positions` and `pair_label` of the example are unchanged.
 
         Raises:
-          UserError: the vocabulary has no mask, or `word_starts` or `token_counts` are missing.
+          UserError: the vocabulary has no mask and `mask_share` is above 0, or `word_starts` or `token_counts` are
+            needed and missing.
         """
         if special.mask is None and self.mask_share:
             raise UserError("masked language modeling needs a mask id: set config.vocabulary.mask")
@@ -204,7 +205,7 @@ class MaskedLM(Objective):
 
         Returns:
           A copy of `tokens` [L] int32; `mask` [L] int32; a bool array, whether each token up to the last non-padding
-          token may be predicted; and the number of tokens to predict (if `independent`, the maximum number).
+          token may be predicted; and the number of tokens to predict, or the maximum number if `independent`.
         """
         tokens = np.array(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
@@ -217,13 +218,16 @@ class MaskedLM(Objective):
         return tokens, mask, maskable, num
 
     def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
-        """Returns the number of tokens that is multiplied by `rate`: all tokens except padding."""
+        """Returns the number of tokens that the budget is a share of: all tokens except padding."""
         return int(np.count_nonzero(mask))
 
     def is_maskable(
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
-        """Returns whether each token of a row, up to the last non-padding token, may be predicted, bool [n]."""
+        """Returns whether each token of a row, up to the last non-padding token, may be predicted, bool [n].
+
+        Padding, bos, eos, cls and sep may not be predicted; with `windows`, neither may mask and unk.
+        """
         excluded = (special.mask, special.unk) if self.windows else ()
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep, *excluded)
         return is_text.take(tokens, mode="clip") & (mask > 0)
@@ -238,7 +242,8 @@ class MaskedLM(Objective):
     ) -> Int[np.ndarray, " positions"]:
         """Chooses the sorted positions of `num` maskable tokens, or fewer if whole words do not fill the budget.
 
-        If `independent`, the number of chosen tokens is random and at most `num`.
+        If `independent`, the number of chosen tokens is random and at most `num`. With `windows` and `max_predictions`,
+        the last word may exceed `num`.
         """
         (candidates,) = maskable.nonzero()
         if not num:
@@ -275,7 +280,13 @@ class MaskedLM(Objective):
     def begins_words(
         self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
     ) -> Bool[np.ndarray, " candidates"]:
-        """Returns whether each candidate begins a word, bool [n]; `candidates` are sorted positions in the row."""
+        """Returns whether each candidate begins a word, bool [n]; `candidates` are sorted positions in the row.
+
+        The first candidate and every candidate after a gap count as beginnings.
+
+        Raises:
+          UserError: the example has no `word_starts`.
+        """
         if "word_starts" not in example:
             raise UserError("whole-word masking needs `word_starts` in each example: add them, or set whole_words to 0")
         starts = np.zeros(len(example["tokens"]), np.bool_)
@@ -288,7 +299,7 @@ class MaskedLM(Objective):
     def draw_replacements(
         self, positions: Int[np.ndarray, " positions"], example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
-        """Draws a number in [0, 1) for each position, which decides the replacement at this position.
+        """Draws for each position a number in [0, 1) that decides the replacement at this position.
 
         All tokens of a word have the same number if words are replaced by similar words.
 
@@ -309,7 +320,10 @@ class MaskedLM(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Num[np.ndarray, " positions"]:
-        """Returns the ids that replace `targets`, the tokens at `positions`; `draws` decide what replaces them."""
+        """Returns the ids that replace `targets`, the tokens at `positions`; `draws` decide the kind of replacement.
+
+        Ids are floats, and random ids have a fractional part, which a conversion to int32 removes.
+        """
         vocab_size, mask = special.vocab_size, special.mask
         if self.similar_share and mask is not None:  # Then random ids are never the mask.
             replaced = rng.random(len(targets)) * (vocab_size - 1)

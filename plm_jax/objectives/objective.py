@@ -19,7 +19,7 @@ class Objective(Role):
     All other defaults suit an objective whose rows are as long as their text.
 
     Attributes:
-      architectures: kinds of the models that the objective trains.
+      architectures: architectures of the models that the objective can train.
       loss: kind of the loss that is minimized, in `losses/`.
       loss_fields: names of the objective's fields that are also fields of the loss.
       targets: description of the targets, for reports.
@@ -30,11 +30,10 @@ class Objective(Role):
         the row. `row`: a row with special tokens and padding, which the objective does not move. `stream`: an example
         of ELMo's streams. `labeled`: the texts of an example and its label. `record`: the named texts and numbers of a
         record.
-      frames: whether the objective adds special tokens at the beginning and the end of a row to a text of up to
-        `input_length` tokens.
+      frames: whether the objective puts special tokens before and after a text.
       allows_begin: whether the layout may put special ids before texts.
       has_prefix: whether rows begin with a prefix of `prefix_lengths` tokens, within which attention is bidirectional.
-      fills_blanks: whether rows are a text with blanks followed by their contents.
+      fills_blanks: whether a row consists of a text with blanks and, after it, the contents of the blanks.
       marks_spans: whether rows have the span of each target: `target_left`, `target_right`, `target_offsets`.
       is_likelihood: whether each token of a text, except the first, is a target exactly once and is predicted from the
         tokens before it. The loss then measures the bits of the text.
@@ -42,15 +41,13 @@ class Objective(Role):
         batch. If False, each row begins with a fresh state.
       example_rows: class of `objectives.examples` that makes rows of examples with inputs and targets; None if examples
         are not supported.
-      separators: names of the special ids that may follow each document of a stream. The first one that the vocabulary
-        has is used.
-      duplicates: number of different draws of each row. Each epoch uses one draw, and then the draws repeat; 0 draws
-        again every time.
+      separators: names of special ids. The first one that the vocabulary has follows each document of a stream.
+      duplicates: number of different draws of the noise of each row. Each epoch uses one draw, and then the draws
+        repeat; 0: the noise is drawn again every time.
       negative_samples: number of sampled words with which a target is compared in training; 0 compares it with all
         words.
       whole_words: maximum number of words that are masked together; 0 masks single tokens.
-      similar_share: share of the predicted words that are replaced by similar words. If it is above 0,
-        `Special.similar_words` is needed.
+      similar_share: share of the predicted words that are replaced by words from `Special.similar_words`.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -90,7 +87,7 @@ class Objective(Role):
 
     @property
     def loss_settings(self) -> dict[str, Any]:
-        """Settings of the loss that are fields of the objective."""
+        """Values of the fields in `loss_fields`, by name."""
         return {name: getattr(self, name) for name in self.loss_fields}
 
     def with_fields(self, fields: Mapping[str, Any], where: str) -> Self:
@@ -109,7 +106,7 @@ class Objective(Role):
         return trees.parse(type(self), trees.to_dict(self) | dict(fields), where)
 
     def input_length(self, length: int) -> int:
-        """Returns the number of tokens that make a row of `length`."""
+        """Returns the number of tokens of text from which a row of `length` is made."""
         return length
 
     def stride(self, length: int) -> int:
@@ -145,19 +142,28 @@ class Objective(Role):
         return self.target_length(num_tokens)
 
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
-        """Returns the number of tokens in words that are too long to be masked, and the number of maskable tokens."""
+        """Returns the number of tokens in words that are too long to be masked, and the number of all candidates.
+
+        Candidates are the tokens that the objective may mask, regardless of the lengths of words. By default, no word
+        is too long, and all tokens are candidates.
+        """
         return 0, len(example["tokens"])
 
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Returns a new example with noise and targets from `tokens` [input_length] and the columns in `reads`."""
+        """Returns a row with noise and targets.
+
+        Args:
+          example: for text, `tokens` [input_length] and the columns in `reads`; other forms have other keys. The
+            example is not modified.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class BoundObjective:
-    """An objective together with the special ids that it writes."""
+    """An objective together with the special ids of a vocabulary."""
 
     settings: Objective
     special: Special
@@ -175,16 +181,16 @@ class BoundObjective:
 
     @property
     def frames(self) -> bool:
-        """Whether the objective adds special tokens around a text."""
+        """Whether the objective puts special tokens before and after a text."""
         return self.settings.frames
 
     @property
     def duplicates(self) -> int:
-        """Number of different draws of each row; 0 draws again every time."""
+        """Number of different draws of the noise of each row; 0: the noise is drawn again every time."""
         return self.settings.duplicates
 
     def input_length(self, length: int) -> int:
-        """Returns the number of tokens that make a row of `length`."""
+        """Returns the number of tokens of text from which a row of `length` is made."""
         return self.settings.input_length(length)
 
     def stride(self, length: int) -> int:
@@ -192,5 +198,5 @@ class BoundObjective:
         return self.settings.stride(length)
 
     def __call__(self, example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns an example with noise and targets; `example` has `tokens` [input_length] and is not modified."""
+        """Returns a row with noise and targets; `example` is that of `Objective.apply`."""
         return self.settings.apply(example, self.special, rng)

@@ -38,12 +38,12 @@ class PackedFormat:
         """Joins rows that fit into a packed row, one after another, without their padding and unused slots.
 
         Args:
-          rows: rows of an objective, which have keys in `INNER_KEYS` and are padded at the end. If they have more than
-            `num_targets` targets together, the last targets are dropped.
+          rows: rows of an objective with `mask`, `target_weights` and other keys in `INNER_KEYS`, padded at the end. If
+            they have more than `num_targets` targets together, the last targets are dropped.
 
         Returns:
-          A row with the same keys, in which the positions of targets are counted from the first token of the packed
-          row, and with two more keys. `segment_ids` [length] int32 are the number of each token's inner row, counted
+          A row with the same keys and with `segment_ids` and `positions`. Positions of targets are counted from the
+          first token of the packed row. `segment_ids` [length] int32 are the number of each token's inner row, counted
           from 1, or 0 at padding. `positions` [length] int32 are the positions of the inner rows or, if inner rows have
           no positions, count from the first token of each inner row. If inner rows have a `pair_label`, the packed row
           has three arrays [num_rows]: `pair_label` int32; `pair_positions` int32, the first token of each inner row;
@@ -71,10 +71,10 @@ class PackedFormat:
 
 
 def split(packed: Row) -> list[Row]:
-    """Returns the inner rows of a packed row. This is the inverse of `PackedFormat.join`.
+    """Splits a row of `PackedFormat.join` into its inner rows.
 
-    The inner rows have no padding, no unused slots and no `mask`. They have no `positions` if the positions are 0, 1,
-    2, and so on.
+    The inner rows have no padding, no unused slots, no `mask`, and no targets that `join` has dropped. They have no
+    `positions` if the positions are 0, 1, 2, and so on.
     """
     rows = []
     used = packed["target_weights"] > 0
@@ -92,6 +92,6 @@ def split(packed: Row) -> list[Row]:
 
 
 def _padded(pieces: Sequence[Num[np.ndarray, " _"]], length: int, pad: int = 0) -> Num[np.ndarray, " {length}"]:
-    """Returns the concatenated pieces in a row [length], followed by `pad`."""
+    """Returns a row [length]: the concatenated pieces, followed by `pad`."""
     values = np.concatenate(pieces)
     return padded(values, len(values), length, pad, values.dtype.type)

@@ -32,12 +32,13 @@ class PermutationLM(Objective):
     Within a half, all tokens attend to text that is not predicted, and this text attends neither to targets nor to
     `sep` and `cls`. The length n of a span is at most 5, with probability proportional to 1/n. A span begins at the
     start of a word, at a random position within a context of 6 n tokens. When no further span fits in a half, random
-    single tokens fill up the number of predictions. Predictions of `sep` and `cls` are
-    dropped, so a row has a few unused slots. One rule differs from the published code: the vocabulary decides which
-    pieces begin a word. The published code has a list of these pieces, which lacks digits and non-English letters.
+    single tokens fill up the number of predictions. Predictions of `sep` and `cls` are dropped, so a row may have a few
+    unused slots. One rule differs from the published code: the vocabulary decides which pieces begin a word. The
+    published code has a list of these pieces, which lacks digits and non-English letters.
 
     Attributes:
-      num_predict: number of predictions in a row; 0: a sixth of the length of the row, such as 85 of 512.
+      num_predict: number of predictions in a row without padding; 0: a sixth of the length of the row, such as 85 of
+        512.
       span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`. The published code means
         to count words, but checks for the beginning of a word only at the first token of the span, so it counts tokens.
         A span of words that exceeds the number of predictions is shortened by whole words.

@@ -16,7 +16,7 @@ from plm_jax.objectives.text_to_text import TextToText, decoder
 
 
 def _prefix_length(num_tokens: int, rng: np.random.Generator) -> int:
-    """Draws the length of a prefix from 1 to `num_tokens` - 1; for a single token, the length is 0."""
+    """Draws the length of a prefix of `num_tokens` tokens, from 1 to `num_tokens` - 1; for a single token, it is 0."""
     return int(rng.integers(min(1, num_tokens - 1), num_tokens))
 
 

@@ -14,7 +14,7 @@ class ReplacedToken(MaskedLM):
     Rows are the rows of the generator, a masked language model. The samples of the generator are drawn on the device
     and compared with the text on the device (`losses.replaced_token`). As in google-research/electra
     (pretrain/pretrain_helpers.py), 85 % of the tokens to predict are masked, and the generator sees the remaining 15 %;
-    the paper masks all of them. The source may draw a position twice; this implementation does not.
+    the paper masks all of them. That code may draw a position twice; this implementation does not.
 
     Attributes:
       discriminator_weight: factor of the discriminator's loss; the generator's loss has the factor 1.

@@ -17,8 +17,9 @@ class RowFormat:
     For BERT's `[CLS] A [SEP] B [SEP]`, `before` is (cls,), and `between` and `after` are (sep,).
 
     Attributes:
-      has_types: whether rows have `token_types`, the index of each token's text; a special token has the type of the
-        text before it.
+      pad: id of the padding.
+      has_types: whether rows have `token_types`, the index of each token's text. A special token has the type of the
+        text before it; `before` and padding have type 0.
       last_type: token type of the last special token; None: the token type of the text before it.
     """
 
@@ -31,7 +32,11 @@ class RowFormat:
 
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
-        """Returns the format of a vocabulary: cls and sep, or bos and eos if the vocabulary lacks cls or sep."""
+        """Returns the format `[cls] A [sep] B [sep]`, with bos and eos instead if the vocabulary lacks cls or sep.
+
+        Raises:
+          UserError: the vocabulary also lacks bos or eos.
+        """
         names = ("cls", "sep") if None not in (special.cls, special.sep) else ("bos", "eos")
         begin, end = map(special.required, names)
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
@@ -42,6 +47,9 @@ class RowFormat:
 
         If the vocabulary has cls and sep, this is BERT's format, with token types. Otherwise, it is the format of
         RoBERTa and BART, `<s> A </s></s> B </s>`, without token types.
+
+        Raises:
+          UserError: the vocabulary lacks the ids of both formats.
         """
         row_format = cls.of(special, has_types=True)
         if row_format.before == (special.cls,):
@@ -55,7 +63,7 @@ class RowFormat:
 
     @property
     def classifies_last(self) -> bool:
-        """Whether a row is classified at its last token, as in XLNet."""
+        """Whether a row is classified at its last special token, as in XLNet."""
         return self.last_type is not None
 
     def room(self, length: int, num_texts: int = 1) -> int:

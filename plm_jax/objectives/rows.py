@@ -7,7 +7,7 @@ from plm_jax.common.errors import UserError
 
 
 def check_joined(example: dict[str, np.ndarray], name: str) -> None:
-    """Raises a `UserError` if a row has segment ids, which the objective `name` does not support."""
+    """Raises a `UserError` if an example has segment ids, which the objective `name` does not support."""
     if "segment_ids" in example:
         raise UserError(f"{name} does not support segment ids: set config.data.layout.attend_across_documents to True")
 
@@ -35,7 +35,7 @@ def subset(
 def padded(
     values: Num[np.ndarray, " {size}"] | int, size: int, length: int, pad: int = 0, dtype: type = np.int32
 ) -> Num[np.ndarray, " {length}"]:
-    """Returns a row [length] of `values` [size] followed by `pad`."""
+    """Returns a row [length]: `values` [size], or one value repeated `size` times, followed by `pad`."""
     row = np.zeros(length, dtype)
     row[:size] = values
     if pad:
@@ -44,7 +44,7 @@ def padded(
 
 
 def segment_positions(segment_ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, " length"]:
-    """Returns the position of each token within its segment [n] int32, 0 at padding."""
+    """Returns the position of each token within its segment, int32; 0 at padding, where the segment id is 0."""
     index = np.arange(len(segment_ids), dtype=np.int32)
     begins = np.ones(len(segment_ids), np.bool_)
     begins[1:] = segment_ids[1:] != segment_ids[:-1]

@@ -12,7 +12,7 @@ Tokens = tuple[int, ...]
 
 
 class SimilarWords:
-    """Similar words of each word. A similar word has as many tokens as the word; words are looked up by their tokens.
+    """Similar words of words, which are looked up by their tokens. A similar word has as many tokens as the word.
 
     The table is one vector, int32 [n], of entries. An entry consists of the number of tokens of a word, the number of
     its similar words, the tokens of the word, and the tokens of each similar word. `pack` returns a vector of this
@@ -23,7 +23,7 @@ class SimilarWords:
         """Reads the entries of a table.
 
         Raises:
-          UserError: the table ends within an entry.
+          UserError: the table ends within an entry, or an entry has no tokens or no similar words.
         """
         self._table = np.asarray(table, np.int32)
         self._entries: dict[bytes, tuple[int, int]] = {}
@@ -50,7 +50,10 @@ class SimilarWords:
 
 
 def pack(words: Mapping[Tokens, Sequence[Tokens]]) -> Int[np.ndarray, " table"]:
-    """Returns the table of words and their similar words; similar words must have as many tokens as the word."""
+    """Returns the table of `SimilarWords` for words and their similar words.
+
+    Each word must have at least one similar word, and its similar words must have as many tokens as the word.
+    """
     values: list[int] = []
     for word, similar in words.items():
         values += len(word), len(similar), *word, *itertools.chain.from_iterable(similar)

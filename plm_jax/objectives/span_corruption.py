@@ -19,9 +19,9 @@ class SpanCorruption(TextToText):
 
     The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. As in this code,
     the probability that a token is noise depends on its position: a row begins with clean text and ends with noise. The
-    number of tokens, the number of noise tokens and the number of spans of a row are fixed: 568 tokens become an
-    encoder's row of 512 and a decoder's row of 114 tokens. T5 cuts its texts from 128 joined documents, with at most
-    65,536 tokens of each document; here, the layout decides.
+    number of text tokens determines the number of noise tokens and the number of spans: 568 tokens become an encoder's
+    row of 512 and a decoder's row of 114 tokens. T5 cuts its texts from 128 joined documents, with at most 65,536
+    tokens of each document; here, the layout decides.
 
     Attributes:
       noise_density: share of tokens that are cut out.

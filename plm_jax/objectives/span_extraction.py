@@ -39,7 +39,7 @@ class SpanExtraction(LabeledObjective):
       stride: number of context tokens that a window shares with the previous window, like `--doc_stride` in Hugging
         Face's run_qa.py. In BERT's own code, `doc_stride` is the step between windows.
       question_length: maximum number of tokens of a question; longer questions are truncated.
-      answer_length: maximum number of tokens of an answer.
+      answer_length: maximum number of tokens of a predicted answer.
       n_best: number of highest-scoring starts and ends from which the answer is chosen.
       unanswerable: whether questions may have no answer. "No answer" is predicted if its score exceeds the score of the
         best answer by more than `null_threshold`. The score of "no answer" is the score of the first token of the row

@@ -23,7 +23,7 @@ class SpanMaskedLM(MaskedLM):
     A span is predicted from all other tokens and from its two boundaries.
 
     The rules are those of facebookresearch/SpanBERT, masking.py. A span starts with the word of a random unmasked token
-    and has a random number of words. It ends earlier if the text of the row or the budget ends, within a word if
+    and has a random number of words. It ends earlier at a special token or when the budget is used up, within a word if
     necessary. Adjacent spans are merged. The budget is a share of the text without special tokens. The defaults are
     those of the command in SpanBERT's pretraining/README.md; the defaults of its code are 0.3 for `geometric_p` and
     "token" for `replacement` ("word_piece" in the code). The source draws random tokens from the text; this
@@ -31,7 +31,8 @@ class SpanMaskedLM(MaskedLM):
     that every span has two boundaries.
 
     Attributes:
-      rate: number of predictions as a share of the tokens of a row without special tokens, rounded up.
+      rate: number of predictions as a share of the tokens of a row without special tokens, rounded up. If
+        `max_predictions` is above 0, it limits this number.
       geometric_p: parameter p of the distribution of span lengths in words: a span of k words has a probability
         proportional to (1 - p) ** k. With 0.2, the mean is 3.8 words.
       max_words: maximum number of words in a span.
@@ -67,7 +68,7 @@ class SpanMaskedLM(MaskedLM):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Masks spans, except special tokens that begin or end a row or document.
+        """Masks spans of tokens that `is_maskable` accepts.
 
         Args:
           example: the same as for `MaskedLM.apply`; without `word_starts`, each token is a word.

@@ -12,9 +12,9 @@ class Special(SpecialIds):
 
     Attributes:
       sentinels: ids of sentinels in the order of their use.
-      vocab_size: number of ids, sentinels included; random tokens are drawn from all of them.
-      frame: three tuples of ids, which are before, between and after the texts of a decoder's labeled rows; None: bos,
-        sep and cls.
+      vocab_size: number of ids, sentinels included.
+      frame: three tuples of ids: before, between and after the texts in the labeled rows of a decoder; None: bos, sep
+        and cls.
       similar_words: similar words that can replace a word; None if `prepare` has tokenized no file of similar words.
     """
 

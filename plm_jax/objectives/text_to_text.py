@@ -110,7 +110,7 @@ def _input_length(settings: TextToText, length: int) -> int:
 def _ended(
     values: Integer[np.ndarray, " values"], length: int, special: Special, dtype: type
 ) -> tuple[Int[np.ndarray, " {length}"], Num[np.ndarray, " {length}"]]:
-    """Returns a row [length] of `values`, eos and padding, and its mask, 0 at padding."""
+    """Returns a row [length] of `values`, truncated if they are too long, eos and padding, and its mask."""
     size = min(len(values), length - 1)
     row = rows.padded(values[:size], size, length, special.pad or 0)
     row[size] = special.required("eos")
@@ -132,7 +132,7 @@ def decoder(
 def with_sentinels(
     tokens: Integer[np.ndarray, " length"], cut: Bool[np.ndarray, " length"], special: Special
 ) -> Int[np.ndarray, " row"]:
-    """Replaces each run of tokens at which `cut` is True by one sentinel; runs have different sentinels."""
+    """Replaces each run of tokens at which `cut` is True by one sentinel, in the order of `special.sentinels`."""
     first = cut.copy()
     first[1:] &= ~cut[:-1]
     (starts,) = first.nonzero()
@@ -143,7 +143,7 @@ def with_sentinels(
 def weave(
     text: Integer[np.ndarray, " length"], before: Int[np.ndarray, " sentinels"], special: Special
 ) -> Int[np.ndarray, " row"]:
-    """Inserts sentinels into `text`.
+    """Inserts sentinels into `text`, in the order of `special.sentinels`.
 
     Args:
       before: indices of the tokens that a sentinel precedes, sorted; the index `len(text)` appends a sentinel.

@@ -31,9 +31,10 @@ class ReplaceSpans(TextToText):
     """I.i.d. noise in which a sentinel replaces each run of noise tokens (T5's "i.i.d. denoising, replace spans").
 
     As in T5, sentinels in the targets replace runs of clean text: if a text begins with noise, its targets begin with
-    that noise; if a text ends with clean text, its targets end with a sentinel. If there are more runs of noise than
-    sentinels, the last runs stay clean; T5 would use ids of text as sentinels. In rows of 512, this affects less than
-    one row in a million with T5's 100 sentinels, and about two rows in 10,000 with the minimum of 89 sentinels.
+    that noise; if a text ends with clean text, its targets end with a sentinel. With n sentinels, a text has at most
+    n - 1 runs of noise, and further runs stay clean; T5 would use ids of text as sentinels. In rows of 512, this
+    affects less than one row in a million with T5's 100 sentinels, and about two rows in 10,000 with the minimum of 89
+    sentinels.
 
     Attributes:
       noise_density: probability that a token is noise.
@@ -61,7 +62,7 @@ class ReplaceSpans(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """Returns a pair: the text with each run of noise replaced by a sentinel, and with each clean run replaced."""
+        """Returns the text with a sentinel for each run of noise, and the text with a sentinel for each clean run."""
         noise = rng.random(len(tokens)) < self.noise_density
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
@@ -104,8 +105,8 @@ class MaskTokens(TextToText):
     """I.i.d. noise in which noise tokens are replaced by a mask or random tokens; the targets are the whole text.
 
     With random tokens, this is T5's "BERT-style" denoising; without random tokens, it is T5's "MASS-style" denoising
-    (Song et al. 2019, arXiv:1905.02450). The mask is the first sentinel, as in T5. Random tokens exclude special
-    tokens; T5 excludes ids 0 to 2, which are its special tokens.
+    (Song et al. 2019, arXiv:1905.02450). The mask is the first sentinel, as in T5. Random tokens are never pad, bos,
+    eos, unk, cls, sep or mask; in T5, they are never the ids 0 to 2, which are its special tokens.
 
     Attributes:
       noise_density: probability that a token is noise.

@@ -19,8 +19,9 @@ class TranslationLM(MaskedLM):
 
     The layout `translations` makes rows of pairs, in which a masked token can be predicted from its own sentence and
     from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token except the first token
-    of a row is predicted with probability `rate`; this includes special tokens. With `smoothing`, special tokens are
-    never predicted, because their scores are 0 in XLM (xlm/data/loader.py).
+    of a row is predicted with probability `rate`; this includes special tokens. With `smoothing`, which requires that
+    `independent` is False, bos, eos, cls and sep are never predicted, because the scores of special tokens are 0 in XLM
+    (xlm/data/loader.py).
     """
 
     kind: ClassVar[str] = "translation_lm"

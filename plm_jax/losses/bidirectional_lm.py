@@ -15,9 +15,8 @@ from plm_jax.losses.sampled_softmax import sampled_softmax
 class BidirectionalLMLoss(Loss):
     """Cross-entropy of `targets` [B, 2, L], averaged over the targets of both directions.
 
-    `carry` is the state of the LSTMs.
-
-    Gradients do not flow into earlier batches, because the state is an input of each batch.
+    `carry` is the state of the LSTMs. The state is an input of each batch, and gradients do not flow into earlier
+    batches.
 
     Attributes:
       negative_samples: number of words drawn for `sampled_softmax` in training; 0 uses the full softmax. With a sampled

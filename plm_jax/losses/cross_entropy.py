@@ -38,7 +38,7 @@ class VocabularyShard(NamedTuple):
     """The shard of a vocabulary whose logits a device computes.
 
     Attributes:
-      layout: sharding of the vocabulary over a mesh; None without a mesh.
+      layout: sharding of the vocabulary over a mesh; None: the device has the whole vocabulary.
       vocab_size: V, without padding.
       axes: mesh axes that shard the vocabulary.
     """
@@ -119,7 +119,7 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     Args:
       arrays: tuple of features, matrix, bias, tokens and shared. The matrix [v, D] is the device's shard of the
         unembedding, in the dtype of the features.
-      layout: the `tables.TableSharding` of the vocabulary over a mesh; None without a mesh.
+      layout: the `tables.TableSharding` of the vocabulary over a mesh; None: the device has the whole vocabulary.
       vocab_size: V; None: v.
     """
     features, matrix, bias, tokens, shared = arrays

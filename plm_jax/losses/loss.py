@@ -175,10 +175,9 @@ def terms_of(model: Any, batch: Batch) -> list[Term]:
 
 
 def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
-    """Returns the names of a module's heads whose loss is not a term of `loss` on `batch`.
+    """Returns the names of a module's heads that `loss` does not train on `batch`.
 
-    Heads without a loss and heads that `loss` itself needs are left out. The batch may consist of shapes instead of
-    arrays.
+    Heads whose field `loss` is None are left out. The batch may consist of shapes instead of arrays.
     """
     terms = jax.eval_shape(lambda batch: loss.weights(model, batch), batch)
     known = {None, loss.kind, *terms}

@@ -33,7 +33,11 @@ class NextTokenLoss(Loss):
         return *self.of_features(model, params, features, batch), carry
 
     def of_features(self, model, params, features, batch):
-        """Returns a pair: the sums of the terms, and the sums of the metrics. `features` are the model's [B, L, D]."""
+        """Returns a pair: the sums of the terms, and the sums of the metrics.
+
+        Args:
+          features: features of the model, [B, L, D].
+        """
         head = vocabulary.head(model, params, self.predicting(features, batch))
         sums = {self.kind: vocabulary.sums(self, *head, batch)}
         sums |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}

@@ -27,7 +27,7 @@ class TaskLoss(Loss):
     - `span`: mean of the cross-entropies with `span_starts` and with `span_ends`, both int32 [B]. Each softmax is over
       all positions of a row, including padding, as in BERT.
 
-    All terms except `tags` are averaged over rows. Rows of padding do not count.
+    Apart from `tags`, these terms are averaged over rows. Rows of padding do not count.
 
     Attributes:
       lm_coefficient: coefficient of the term `lm`, λ in GPT-1 (Radford et al. 2018 §3.2). The term is the cross-entropy
@@ -63,7 +63,7 @@ class TaskLoss(Loss):
         """Returns the results of `Loss.__call__`.
 
         The metric `accuracy` is the number of correct predictions. For `labels`, it counts the texts whose labels are
-        all correct, and for `span` the spans whose start and end are both correct. A `score` has no such metric.
+        all correct. For `span`, it counts the spans whose start and end are both correct. A `score` has no such metric.
         """
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))

@@ -346,7 +346,6 @@ def _parts(
 
 @functools.cache
 def _text_length(settings: BlankInfilling, length: int) -> int:
-    """Computes `BlankInfilling.text_length`."""
     num_tokens = bisect.bisect_left(range(length), length, key=lambda n: settings._lengths(n)[0])
     nearest = settings._lengths(num_tokens)[0]
     if num_tokens < 3 or nearest != length:

@@ -35,7 +35,7 @@ class Causal(Objective):
 
     @override
     def stride(self, length: int) -> int:
-        """Returns the length of the row: consecutive rows share one token, which is a target only in the first row."""
+        """Returns the length of the row: the last target of a row is also the first token of the next row."""
         return length
 
     @override

@@ -43,7 +43,7 @@ class DecoderTextToText(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """Returns the number of tokens that make a row of `length`.
+        """Returns the number of tokens of text from which a row of `length` is made.
 
         Raises:
           UserError: no number of tokens makes such a row.

@@ -112,7 +112,7 @@ class Denoising(Objective):
     def input_length(self, length: int) -> int:
         """Returns the maximum number of tokens that fit in an encoder row of `length` with bos, eos and inserted masks.
 
-        If masks are inserted, the row of this number of tokens may have only `length` - 1 tokens.
+        If masks are inserted, `apply` may make a row of `length` - 1 from this number of tokens.
 
         Raises:
           UserError: no token fits.
@@ -305,7 +305,10 @@ def _infilled(
     masks: Masks,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " noised"]:
-    """Replaces random spans of words (of tokens if `is_start` is None) by one mask each, and inserts other masks."""
+    """Replaces random spans of words (of tokens if `is_start` is None) by one mask each.
+
+    For each empty span, inserts a mask at a random position.
+    """
     num_tokens = len(tokens)
     starts = np.arange(num_tokens) if is_start is None else np.flatnonzero(is_start)
     budget = math.ceil(rate * len(starts))

@@ -24,7 +24,7 @@ class ExampleRows:
     Attributes:
       objective: objective whose rows have the same keys and shapes.
       target_length: maximum number of target tokens, special tokens included. For an encoder-decoder, it is also the
-        length of the decoder's row, and None means the length that the objective gives it. A decoder needs a number.
+        length of the decoder's row, and None means the objective's length of this row. For a decoder, it must be set.
       segmented: whether rows have segment ids, so that several examples can share a row.
       begin: special ids before the inputs in a decoder's row; the layout puts the same ids before a document.
     """

@@ -42,8 +42,8 @@ class LabeledObjective(Objective):
     """The base of objectives that predict the label of an example.
 
     Examples come from the layout `labeled`. An example has `texts`, a list of arrays of tokens; `length`, the number of
-    tokens of a row; and the label. For ELMo, an example also has `spelling` [vocab_size, C], the characters of each
-    word.
+    tokens of a row; and the label. For ELMo, an example also has `spelling` [words, C], the characters of each word of
+    the vocabulary.
 
     Attributes:
       form: kind of the sources' labels, and of the model's head.

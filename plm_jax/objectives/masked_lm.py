@@ -226,7 +226,7 @@ class MaskedLM(Objective):
     ) -> Bool[np.ndarray, " real"]:
         """Returns whether each token of a row, up to the last non-padding token, may be predicted, bool [n].
 
-        Padding, bos, eos, cls and sep may not be predicted; with `windows`, neither may mask and unk.
+        These are all tokens except padding, bos, eos, cls and sep and, with `windows`, mask and unk.
         """
         excluded = (special.mask, special.unk) if self.windows else ()
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep, *excluded)

@@ -12,7 +12,7 @@ Tokens = tuple[int, ...]
 
 
 class SimilarWords:
-    """Similar words of words, which are looked up by their tokens. A similar word has as many tokens as the word.
+    """Similar words for each of several words. A similar word has as many tokens as the word.
 
     The table is one vector, int32 [n], of entries. An entry consists of the number of tokens of a word, the number of
     its similar words, the tokens of the word, and the tokens of each similar word. `pack` returns a vector of this

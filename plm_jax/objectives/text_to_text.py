@@ -54,7 +54,7 @@ class TextToText(Objective):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """Returns inputs and targets of `tokens` [n], without eos."""
+        """Returns the inputs and the targets that are made from the tokens [n] of a text, without eos."""
         raise NotImplementedError
 
     @override

@@ -1,8 +1,8 @@
 """Removal of case and accents before encoding, as in ALBERT (google-research/albert, tokenization.py).
 
 Text is normalized to NFKD, stripped of combining characters and lowercased. A part of a text is folded to the same
-characters alone and within the text, except for the two lowercase forms of sigma, which have the same size. The size of
-a folded part therefore does not depend on the rest of the text.
+characters on its own as within the text. The only exceptions are the two lowercase forms of sigma, which have the same
+size. The size of a folded part therefore does not depend on the rest of the text.
 """
 
 import functools
@@ -20,7 +20,7 @@ _MAY_COMBINE = re.compile("[^\0-\u02ff]+")
 
 @functools.cache
 def combining() -> str:
-    """Returns a regular expression, a character class, for the combining characters, which folding removes."""
+    """Returns a regular expression that matches one of the combining characters, which folding removes."""
     codes = (i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i)))
     ranges = (list(group) for _, group in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]))
     return "[" + "".join(f"{chr(group[0][1])}-{chr(group[-1][1])}" for group in ranges) + "]"

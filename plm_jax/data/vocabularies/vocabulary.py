@@ -35,7 +35,7 @@ class Encoded(NamedTuple):
 
 
 class TokenSpans(NamedTuple):
-    """Tokens of a text, and the span [begin, end) of the text, in characters, for each token. All arrays are [n]."""
+    """Tokens of a text, and the span [begin, end) of each token in the text, in characters. All arrays are [n]."""
 
     ids: np.ndarray
     begins: np.ndarray
@@ -120,7 +120,7 @@ class Vocabulary(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids, up to and including the first eos.
 
-        The sentinel with id `vocab_size` - 1 - k becomes `<extra_id_k>`, separated by spaces from other text. Ids of
+        The sentinel with id `vocab_size` - 1 - k becomes `<extra_id_k>`, separated by spaces from its neighbors. Ids of
         `vocab_size` or more are decoded as unk; without an unk id, they are ignored.
         """
         ids = [int(i) for i in ids]

@@ -319,7 +319,7 @@ def _remove(checkpoint: epath.Path) -> bool:
         return True
     removed = checkpoint.parent / (checkpoint.name + REMOVED)
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, UserError):  # A damaged checkpoint may have no `meta`.
+        with contextlib.suppress(FileNotFoundError, UserError):  # A damaged checkpoint may have no `meta`.
             meta = stack.enter_context(storage.open_for_lock(str(checkpoint.joinpath(*_META))))
             if not storage.try_lock(meta):
                 return False

@@ -21,7 +21,7 @@ class Architecture(VocabularyModule):
     Attributes:
       model: settings.
       dtype: dtype of activations.
-      last_stack: name of the stack that returns the features.
+      last_stack: name of the stack whose output is the features.
       prefixes: prefixes of parameter names. Each prefix has its own position tables and embedding norm.
     """
 
@@ -35,8 +35,8 @@ class Architecture(VocabularyModule):
         Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
         `task_type_embedding` [K, E], `head` [V, E], `head_bias` [V]. Modules: `embedding_norm`, `embedding_projection`
         [E, D], `head_transform` [D, E], `head_norm`, `heads_NAME`. E is the width of the tables, by default D. P, T and
-        K are the numbers of positions, token types and tasks. Position tables and `embedding_norm` exist once per
-        prefix in `prefixes`.
+        K are the numbers of rows of the tables of positions, token types and tasks. Position tables and
+        `embedding_norm` exist once per prefix in `prefixes`.
         """
         embedding, head = self.model.embedding, self.model.vocabulary_head
 
@@ -80,7 +80,10 @@ class Architecture(VocabularyModule):
 
     @property
     def tables(self) -> dict[str, str | None]:
-        """Returns a dict from names of parameters that may be `GatheredTable`s to the logical axes of their rows."""
+        """Logical axis of the rows of each parameter that may be a `GatheredTable`; None: an axis without a name.
+
+        The keys are names of parameters. Parameters that the settings do not ask for are included.
+        """
         of_positions = self.model.position_tables
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()
@@ -96,11 +99,11 @@ class Architecture(VocabularyModule):
         Args:
           tokens: [B, L].
           positions: [B or 1, L].
-          token_types: [B, L]; None: 0 everywhere.
+          token_types: [B, L]; None: 0 everywhere. Ignored by a model without token types.
           block_positions: positions within blanks [B, L]; None: 0 everywhere.
           prefix: one of `prefixes`.
           deterministic: whether dropout is disabled.
-          source: outputs of a source encoder [B, L, E], which replace the token embeddings.
+          source: outputs of a source encoder [B, L, E], which replace the token embeddings; None: no source encoder.
         """
         embedding, position = self.model.embedding, self.model.attention.position
         x = look_up(self.token_embedding, tokens, self.dtype) if source is None else source
@@ -122,7 +125,7 @@ class Architecture(VocabularyModule):
     def states(self, *args, **kwargs):
         """Returns the embeddings and the output of each layer of the last stack, [layers + 1, B, L, D].
 
-        The final norm is applied to the last output. The collection `intermediates` must be mutable. The arguments are
+        The last entry is the result of `features`. The collection `intermediates` must be mutable. The arguments are
         the same as for `features`.
         """
         features = self.features(*args, **kwargs)
@@ -139,17 +142,17 @@ class Architecture(VocabularyModule):
         return features * self.model.embedding.width**-0.5 if head.scale_by_width else features
 
     def unembedding(self) -> tuple[Float[Array, "vocab columns"] | GatheredTable, Float[Array, " vocab"] | None]:
-        """Returns the matrix [V, E] of the vocabulary head and its bias [V] or None."""
+        """Returns a pair: the matrix [V, E] of the vocabulary head, and the bias [V] of the head or None."""
         head = self.model.vocabulary_head
         return self.token_embedding if head.tied else self.head, self.head_bias if head.bias else None
 
     def head_module(self, name):
-        """Returns the `HeadModule` of one of the settings' `named_heads`, except the vocabulary head."""
+        """Returns the `HeadModule` of a head in the settings' `named_heads`, except the vocabulary head."""
         return self.heads[name]
 
     @override
     def head_output(self, features: Stream, name: str, **inputs: Any) -> Any:
-        """Returns the output of one of the settings' `named_heads`. The output of "vocabulary" is the logits.
+        """Returns the output of a head in the settings' `named_heads`; for "vocabulary", the logits.
 
         Args:
           features: [B, L, D].

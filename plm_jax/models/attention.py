@@ -1,4 +1,4 @@
-"""Self-attention, optionally with a key/value cache, and cross-attention over a memory (the encoder's outputs).
+"""Self-attention, optionally with a key/value cache, and attention to a memory (the encoder's outputs).
 
 Shapes: B batch, L length, M length of the memory, Q queries, D width, N heads, G heads of keys and values, H head_dim.
 Scores and softmax are computed in float32.
@@ -27,10 +27,10 @@ from plm_jax.models.transformer import TransformerConfig
 def causal_positions(
     length: int, mask: Shaped[Any, "batch slots"] | None = None, cache_index: Integer[Array, ""] | int | None = None
 ) -> Integer[Array, "rows length"]:
-    """Returns the positions of tokens in a causal stack, [B or 1, length].
+    """Returns the default positions of tokens in a causal stack, int32 [B or 1, length].
 
-    With a cache, the positions count up from `cache_index`. Without a cache, they are cumsum(mask) - 1, but at least 0,
-    or arange(length) without a mask.
+    With a cache, the positions count up from `cache_index`. Without a cache, they are cumsum(mask) - 1 (but at least
+    0), or arange(length) without a mask.
     """
     if mask is None or cache_index is not None:
         return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
@@ -38,7 +38,7 @@ def causal_positions(
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory.
+    """Multi-head attention from x [B, Q, D] to itself, another sequence, a key/value cache or a memory.
 
     Attributes:
       reads_memory: whether the module attends to a memory. The keys of a memory have no positions.
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         projections = {name: dense(name) for name in heads_of}
 
         def project(name, x, normalize=None, scale: Any = 1.0):
-            """Projects x [B, L, D] to heads [B, N, L, H]."""
+            """Projects x [B, L, D] to heads [B, N or G, L, H]."""
             heads, projected = heads_of[name], projections[name](x)
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
@@ -114,7 +114,7 @@ class Attention(nn.Module):
     def _with_layer_bias(self, query_BNQH, key_BGKH, context, depth, scale, project):
         """Returns a pair: the queries, and the context with the position scheme's bias for this layer.
 
-        For a flash kernel, the bias is a `RelativeScores`, and the scheme may also add a vector to the queries.
+        For a flash kernel, the bias is a `RelativeScores`, and the scheme may also change the queries.
         """
         attention, position = self.model.attention, self.model.attention.position
         width, initializer = self.model.embedding.width, self.model.initializer
@@ -171,7 +171,7 @@ def attend(
 
     Args:
       query_BNQH: scaled queries.
-      context: the context, with a kernel.
+      context: masks, biases and kernel, as returned by `Context.with_kernel`.
       depth: index of the layer, from 0; selects the window of the layer.
       seed: uint32 [2], seed for the dropout of attention weights; None: no dropout.
     """
@@ -184,7 +184,7 @@ def attend(
 def _attend_by_kernel(
     query_BNQH: Queries, key_BGKH: Keys, value_BGKH: Keys, context: Context, window: Window | None, seed: Seed | None
 ) -> Queries:
-    """Runs the context's kernel on each device, for the rows and heads of that device."""
+    """Runs the context's kernel, `flash` or `cudnn`, on each device for the rows and heads of that device."""
     arrays = query_BNQH, key_BGKH, value_BGKH
     if context.kernel == "cudnn":
         # With a prefix, the dense mask includes causality.

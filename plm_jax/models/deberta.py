@@ -48,7 +48,7 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(self, embedded: Stream, x: Stream, context: Context, *, deterministic: bool) -> Stream:
-        """Returns norm(x + activation(convolution(embedded))) [B, L, D], with 0 at padding.
+        """Returns norm(x + activation(dropout(convolution(embedded)))), [B, L, D], with 0 at padding.
 
         The convolution reads 0 in place of padding and of tokens of other segments.
 
@@ -87,9 +87,9 @@ def _shares_segment(segment_ids, half):
 class DebertaStack(Stack):
     """A stack with a convolution, a mask decoder, or both.
 
-    The mask decoder applies the last layer twice. Both times, keys and values come from the output of the
-    second-to-last layer. In the first application, queries come from the same output plus embeddings of absolute
-    positions. In the second application, queries come from the result of the first application.
+    The mask decoder applies the last layer twice. Both times, keys and values come from the output of the layer before
+    it. The first time, queries come from the same output plus embeddings of absolute positions. The second time,
+    queries come from the result of the first time.
 
     Attributes:
       convolution: the convolution after the first layer; None: no convolution.
@@ -101,7 +101,10 @@ class DebertaStack(Stack):
 
     @override
     def setup(self):
-        """Creates `convolve`, the mask decoder's `position_embedding` [positions, D], and the parameters of `Stack`."""
+        """Creates the parameters of `Stack`, and those of the convolution and of the mask decoder.
+
+        The convolution is the module `convolve`. The mask decoder has a table `position_embedding` [positions, D].
+        """
         super().setup()
         if self.convolution is not None:
             self.convolve = Convolution(self.model, self.convolution, self.dtype)

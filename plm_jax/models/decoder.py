@@ -45,7 +45,7 @@ class Decoder(Architecture):
     model: DecoderConfig
 
     def setup(self):
-        """Creates `stack` and the modules of `Architecture`."""
+        """Creates `stack`, and the parameters and modules of `Architecture`."""
         super().setup()
         self.stack = Stack(self.model, self.dtype)
 
@@ -68,17 +68,21 @@ class Decoder(Architecture):
           tokens: int32 [B, L].
           mask: without a cache, [B, L] with 0 for padding. With a cache, either [B, slots] with 1 for every slot in
             use, including the slots that this call fills, or [B, L, slots] with 1 for the slots that each token attends
-            to.
-          positions: int32 [B, L]; required with a cache. By default, cumsum(mask) - 1, or arange(L) without a mask.
-          segment_ids: int32 [B, L]; tokens attend only to their own segment.
+            to. Required with a cache; otherwise, None means no padding.
+          positions: int32 [B or 1, L]; required with a cache. By default, cumsum(mask) - 1 (but at least 0), or
+            arange(L) without a mask.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment. None: a single segment.
           cache_index: index of the first slot that this call fills; None: no cache. With a cache, the collection
             `cache` must be mutable.
           slot_positions: int32 [slots], position in the text of each cache slot; by default the index of the slot.
           block_positions: int32 [B, L], the position of each token within its blank, counted from 1, and 0 for tokens
             outside blanks. By default, 0 everywhere.
-          prefix_lengths: int32 [B], number of leading positions that all tokens attend to; by default 0. With a
-            cache, the number of leading slots.
+          prefix_lengths: int32 [B], number of leading positions that all tokens attend to; by default 0. With a cache,
+            the number of leading slots.
           deterministic: whether dropout is disabled.
+
+        Raises:
+          ValueError: `cache_index` is set without `positions`.
         """
         length = tokens.shape[1]
         if positions is None:

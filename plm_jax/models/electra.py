@@ -24,12 +24,14 @@ from plm_jax.models.tables import GatheredTable
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Sizes of ELECTRA's generator, a masked language model. All other settings are the same as in the discriminator.
+    """Sizes of ELECTRA's generator, a masked language model.
+
+    Except for these sizes and the heads, the generator has the settings of the discriminator.
 
     Attributes:
-      width: width of hidden states; if the embedding tables have another width, a dense layer projects to this width,
+      width: width of hidden states. If the width of the embedding tables differs, a dense layer projects to this width,
         and the transform of the head projects back.
-      heads: number of attention heads; also the number of key and value heads.
+      heads: number of query heads, and of key and value heads.
       head_dim: dimension of each head.
       feed_forward: width of feed-forward layers.
       layers: number of layers.
@@ -46,7 +48,7 @@ class GeneratorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ElectraConfig(EncoderConfig):
-    """A discriminator and a generator, which share all embedding tables (Clark et al. 2020 §3.2).
+    """A discriminator and a generator that share embedding tables (Clark et al. 2020 §3.2).
 
     Attributes:
       generator: sizes of the generator.
@@ -73,13 +75,13 @@ class ElectraConfig(EncoderConfig):
     @property
     @override
     def num_positions(self):
-        """Maximum number of positions that both models support; None: no maximum."""
+        """Maximum number of positions in a row that both models support; None: no maximum."""
         limits = super().num_positions, self.generator_model.num_positions
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def shared_tables(self) -> set[str]:
-        """Names of the embedding tables that both models share."""
+        """Names of the embedding tables that both models share. Tables that the models lack are included."""
         return {"token_embedding", "token_type_embedding", "task_type_embedding", *self.position_tables}
 
     @functools.cached_property
@@ -137,6 +139,8 @@ class ElectraConfig(EncoderConfig):
     def with_discriminator_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters with the discriminator's embedding tables in place of the shared tables.
 
+        With `sharing` set to `all`, these are the same, and the parameters are unchanged.
+
         Args:
           params: parameters of the discriminator, with or without the generator.
         """
@@ -156,10 +160,10 @@ class Electra(Encoder):
     model: ElectraConfig
 
     def setup(self):
-        """Creates the parameters of the discriminator and, under `generator`, the unshared parameters of the generator.
+        """Creates the parameters of the discriminator and, in `generator`, those of the generator that are not shared.
 
-        With disentangled sharing, the shared tables belong to the generator. The discriminator's trained differences
-        have the names of these tables with the suffix `_difference`.
+        With disentangled sharing, the shared tables belong to the generator. The trained differences of the
+        discriminator have the names of the tables with the suffix `_difference`.
         """
         super().setup()
         if self.is_initializing():

@@ -35,12 +35,12 @@ class CharacterCNNConfig:
     """A CNN that computes word embeddings from characters (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
-      vocab_size: number of words that the head can predict; 0 if there is no head and the number is unknown.
-      width: width of word vectors and of the output of each LSTM.
+      vocab_size: number of words that the head can predict; may be 0 if there is no head.
+      width: width of word vectors, and of the output of each LSTM in each direction.
       dim: width of character vectors.
       filters: pairs (width in characters, number of filters); the output of each filter is max-pooled over the word.
-      max_characters: maximum number of characters of a word, including the markers of its beginning and end; longer
-        words are truncated.
+      max_characters: maximum number of characters (UTF-8 bytes) of a word, including the markers of its beginning and
+        end. Longer words are truncated.
       activation: activation after max-pooling.
       highway_layers: number of highway layers between the filters and the projection to `width` (Srivastava et al.
         2015).
@@ -78,7 +78,7 @@ class CharacterCNNConfig:
 
 @dataclass(frozen=True)
 class LstmConfig:
-    """Stacked LSTMs whose outputs are projected (Sak et al. 2014), one stack for each direction.
+    """Stacked LSTMs with projected outputs (Sak et al. 2014). Each direction has its own stack.
 
     Attributes:
       layers: number of layers per direction.
@@ -118,8 +118,7 @@ class ElmoConfig(ModelConfig):
       lstm: sizes of the LSTMs.
       head: head that predicts words; `none`: the model returns features only.
       dropout: dropout rates.
-      heads: additional heads by name, as in `TransformerConfig`. These heads read the concatenated states of both
-        directions.
+      heads: additional heads, as in `TransformerConfig`. These heads read the concatenated states of both directions.
       scan_layers: whether one layer is compiled and run in a loop, as in `TransformerConfig`.
       remat: rematerialization, as in `TransformerConfig`.
     """
@@ -157,7 +156,7 @@ class ElmoConfig(ModelConfig):
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """Heads by name: the softmax as "vocabulary" (forward) and "backward", and the heads in `heads`."""
+        """Heads by name: the softmax, if any, as "vocabulary" (forward) and "backward", and the heads in `heads`."""
         names = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
         return dict.fromkeys(names, self.head) | dict(self.heads)
 
@@ -188,7 +187,7 @@ class ElmoConfig(ModelConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts multiply-accumulate operations in both directions; each direction predicts one word per position."""
+        """Counts the operations of both directions, each with the word vectors and a prediction at every position."""
         embedding, lstm = self.embedding, self.lstm
         filters_fit = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)
@@ -231,7 +230,7 @@ class CharacterCNN(nn.Module):
 
 
 def _largest(x_WCE, of_width, dtype):
-    """Returns the maximum of each filter over the positions where the filter fits, [words, filters]."""
+    """Returns the maximum of each filter over the positions where the filter fits, plus its bias, [words, filters]."""
     kernel, bias = of_width["kernel"].astype(dtype), of_width["bias"].astype(dtype)
     convolved = jax.lax.conv_general_dilated(x_WCE, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
     return convolved.max(1) + bias
@@ -259,7 +258,10 @@ def _init_highway(key, layers, width):
 
 
 class Lstm(nn.Module):
-    """The LSTMs of both directions. All read from left to right; callers reverse the text for the backward LSTMs."""
+    """The LSTMs of both directions.
+
+    All LSTMs read from left to right. Callers reverse the text for the backward LSTMs.
+    """
 
     model: ElmoConfig
     dtype: Any
@@ -278,7 +280,7 @@ class Lstm(nn.Module):
         Args:
           x: [B, S, L, D], a sequence for each direction.
           carry: the state before the first word, as returned by `new_carry` or by this function.
-          mask: [B, S, L], 1 for words, 0 for padding. Padding does not change the state.
+          mask: [B, S, L], 1 for words, 0 for padding; None: no padding. Padding does not change the state.
           deterministic: whether dropout is disabled.
 
         Returns:
@@ -355,7 +357,7 @@ class Elmo(nn.Module):
     def streams(
         self, characters: Integer[Array, "batch sides length characters"], carry: Any, *, deterministic: bool = True
     ) -> tuple[Float[Array, "batch sides length dim"], Any]:
-        """Returns the input of the head for text that continues from batch to batch, in both directions.
+        """Returns the input of the head, in both directions, for text that continues the text of the previous batch.
 
         Args:
           characters: int32 [B, S, L, C], the words in the order in which each direction reads them.
@@ -378,8 +380,7 @@ class Elmo(nn.Module):
     ) -> Float[Array, "states batch length width"]:
         """Returns the states of `layers` with both directions concatenated, [layers + 1, B, L, 2 D].
 
-        The first state contains the word vectors twice. The method ignores `deterministic` and applies no dropout,
-        because the states are read from a trained model.
+        The first state contains the word vectors twice. This method ignores `deterministic` and applies no dropout.
         """
         return jax.vmap(_side_by_side)(self.layers(characters, mask)[0])
 
@@ -393,13 +394,13 @@ class Elmo(nn.Module):
 
         Args:
           characters: int32 [B, L, C].
-          mask: [B, L], 1 for words, 0 for padding.
+          mask: [B, L], 1 for words, 0 for padding; None: no padding.
           carry: initial LSTM state; None: zeros. In bilm-tf, the initial state is the final state of the previous
             batch.
 
         Returns:
           A pair: the states [layers + 1, B, S, L, D], and the LSTM state after the last word that each direction reads.
-          The first of the layers + 1 states is the word vectors, which are the same for both directions.
+          The first state contains the word vectors, which are the same in both directions.
         """
         x = self.embedding(characters)
         both = self._turned(jnp.stack([x, x], axis=1))
@@ -420,7 +421,7 @@ class Elmo(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "batch sides length dim"]:
-        """Returns the input of the head [B, S, L, D], which is the last state of `layers`, without dropout."""
+        """Returns the last state of `layers`, [B, S, L, D], which is the input of the head. Applies no dropout."""
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
@@ -428,7 +429,7 @@ class Elmo(nn.Module):
         return features
 
     def unembedding(self) -> tuple[Float[Array, "vocab dim"], Float[Array, " vocab"]]:
-        """Returns the head's matrix [V, D] and bias [V]."""
+        """Returns a pair: the matrix [V, D] of the softmax, and the bias [V] of the softmax."""
         return self.head, self.head_bias
 
     def _logits(self, features):
@@ -453,10 +454,10 @@ class Elmo(nn.Module):
         name: str,
         **inputs: Any,
     ) -> Any:
-        """Returns the output of a head; "vocabulary" returns the forward logits, "backward" the backward logits.
+        """Returns the output of a head: for "vocabulary", the forward logits; for "backward", the backward logits.
 
-        All other heads read both directions: either features [B, S, L, D], or one layer of `states` [B, L, 2 D]. They
-        also read `inputs`.
+        All other heads read both directions, and `inputs`. For these heads, `features` may also be one layer of
+        `states`, [B, L, 2 D].
         """
         directions = {"vocabulary": self.logits, "backward": self.backward_logits}
         if name in directions:
@@ -466,7 +467,7 @@ class Elmo(nn.Module):
     def __call__(
         self, characters: Integer[Array, "batch length characters"], mask: Shaped[Array, "batch length"] | None = None
     ) -> Float[Array, "batch length vocab"] | Float[Array, "batch sides length dim"]:
-        """Returns logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
+        """Returns logits of the forward direction, float32 [B, L, V], or the features if the model has no softmax."""
         features = self.features(characters, mask)
         if self.is_initializing():
             for name, head in self.model.heads:

@@ -39,7 +39,7 @@ class EncoderConfig(TransformerConfig):
       pooler: dense layer on the first token, with an optional classifier of sentence pairs.
       discriminator: ELECTRA's detection of replaced tokens.
       span_boundary: SpanBERT's prediction of spans from their boundaries.
-      convolution: DeBERTa-v2's convolution after the first layer; None: no convolution.
+      convolution: DeBERTa-v2's convolution, added to the output of the first layer; None: no convolution.
     """
 
     kind: ClassVar[str] = "encoder"
@@ -83,7 +83,7 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def own_heads(self) -> dict[str, Head]:
-        """Heads that are fields of these settings, except the vocabulary head."""
+        """Heads by name that are fields of these settings, except the vocabulary head."""
         pair = "sentence_pair" if getattr(self.pooler, "classes", 0) else "pooled"
         heads = {pair: self.pooler, "discriminator": self.discriminator, "span_boundary": self.span_boundary}
         return {name: head for name, head in heads.items() if not isinstance(head, NoHead)}
@@ -96,7 +96,10 @@ class EncoderConfig(TransformerConfig):
 
     @override
     def with_task(self, head):
-        """Returns these settings with only the task's head, and with a pooler if the task's head reads one."""
+        """Returns these settings with the task's head as the only head.
+
+        If this head reads a pooler, the result also has a pooler.
+        """
         pooler = Pooler(0) if getattr(head, "feature", None) == "pooler" else NoHead()
         fields = {"head": NoHead(), "discriminator": NoHead(), "span_boundary": NoHead(), "pooler": pooler}
         return dataclasses.replace(self, heads=((TASK, head),), **fields)
@@ -106,7 +109,7 @@ class EncoderConfig(TransformerConfig):
         """Returns an `Encoder`.
 
         Raises:
-          UserError: a model with a mask decoder has other heads, or has a convolution and only one layer.
+          UserError: a model with a mask decoder has other heads, or it has a convolution and only one layer.
         """
         if isinstance(self.head, MaskDecoderHead):
             self._check_mask_decoder()
@@ -150,14 +153,14 @@ class Encoder(Architecture):
     """A bidirectional model of `EncoderConfig`.
 
     Attributes:
-      stack_class: class of the module `stack`, unless the settings need a `DebertaStack`.
+      stack_class: class of the module `stack`, unless a convolution or a mask decoder needs a `DebertaStack`.
     """
 
     stack_class: ClassVar[type[Stack]] = Stack
     model: EncoderConfig
 
     def setup(self):
-        """Creates the modules of `Architecture`, the stack, and the heads that the settings ask for.
+        """Creates the parameters and modules of `Architecture`, the stack, and the heads that the settings ask for.
 
         Modules: `stack`, `pooler` [D, D], `classifier` [D, classes], `discriminator_transform` [D, D], `discriminator`
         [D, 1], `discriminator_norm`, `span_boundary`.
@@ -189,10 +192,11 @@ class Encoder(Architecture):
 
         Args:
           tokens: int32 [B, L].
-          mask: [B, L], 1 for tokens, 0 for padding.
-          token_types: int32 [B, L], such as 0 for the first text of a pair and 1 for the second; by default 0.
-          positions: int32 [B, L]; by default, the result of the position scheme's `default_positions`.
-          segment_ids: int32 [B, L]; tokens attend only to their own segment.
+          mask: [B, L], 1 for tokens, 0 for padding; None: no padding.
+          token_types: int32 [B, L], such as 0 for the first text of a pair and 1 for the second; by default 0. Ignored
+            by a model without token types.
+          positions: int32 [B or 1, L]; by default, the result of the position scheme's `default_positions`.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment. None: a single segment.
           deterministic: whether dropout is disabled.
         """
         if positions is None:
@@ -205,12 +209,15 @@ class Encoder(Architecture):
 
     @override
     def head_module(self, name):
-        """Returns the module of one of the settings' heads."""
+        """Returns the `HeadModule` of a head in the settings' `named_heads`, except the vocabulary head."""
         return getattr(self, OWN_HEADS[name]) if name in OWN_HEADS else super().head_module(name)
 
     @override
     def head_output(self, features, name, **inputs):
-        """Computes the output of a head. If the head reads the pooler, the pooler is added to its inputs."""
+        """Returns the output of a head.
+
+        A head with the `feature` "pooler" also gets the input `pool`, the function of the model's pooler.
+        """
         if getattr(self.model.named_heads.get(name), "feature", None) == "pooler":
             inputs["pool"] = functools.partial(self.pair_head, classify=False)
         return super().head_output(features, name, **inputs)

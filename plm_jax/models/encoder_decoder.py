@@ -1,4 +1,4 @@
-"""The encoder-decoder architecture: a bidirectional encoder, a causal decoder with cross-attention, and a head."""
+"""The encoder-decoder architecture: a bidirectional encoder, a causal decoder with cross-attention, and heads."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class SourceEncoderConfig:
     """A new encoder whose outputs replace the token embeddings of a pretrained encoder.
 
     BART is fine-tuned for translation in this way (Lewis et al. 2020 §3.4). The new encoder has its own token table and
-    shares no parameters with the model. Except for the number of layers, its settings are the same as for the model's
+    shares no parameters with the model. Except for the number of layers, it has the same settings as the model's
     encoder.
 
     Attributes:
@@ -45,12 +45,12 @@ class SourceEncoderConfig:
 class EncoderDecoderConfig(TransformerConfig):
     """An encoder-decoder transformer, such as T5 or BART.
 
-    Encoder and decoder share one table of token embeddings. Each of them has its own embedding norm and, if positions
-    are learned, its own position table.
+    Encoder and decoder share one table of token embeddings. Unless they are tied, they have separate embedding norms
+    and separate position tables.
 
     Attributes:
       decoder_stack: stack of the decoder; `stack` is the stack of the encoder.
-      decoder_heads: number of heads in the decoder's self- and cross-attention; None: the value in `attention`.
+      decoder_heads: number of query heads in the decoder's self- and cross-attention; None: the value in `attention`.
       decoder_head_dim: dimension of heads in the decoder's self- and cross-attention; None: the value in `attention`.
       decoder_feed_forward: width of the decoder's feed-forward layers; None: the width in `feed_forward`.
       tie_encoder_decoder: whether encoder and decoder share all parameters, including norms and the relative bias,
@@ -89,7 +89,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @functools.cached_property
     def decoder_model(self) -> TransformerConfig:
-        """Settings of the causal stack."""
+        """Settings of the decoder's stack."""
         attention, feed_forward = self.attention, self.feed_forward
         return TransformerConfig(
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
@@ -109,7 +109,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @functools.cached_property
     def source_model(self) -> EncoderConfig | None:
-        """Settings of the source encoder, or None."""
+        """Settings of the source encoder; None if there is no source encoder."""
         if self.source_encoder is None:
             return None
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
@@ -119,7 +119,7 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     @override
     def stacks(self):
-        """Stacks of the encoder (unless it is tied to the decoder), the decoder and the source encoder, if any."""
+        """Stacks of the encoder, the decoder and, if there is one, the source encoder. A tied encoder is left out."""
         stacks = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
         return stacks if self.source_model is None else (*stacks, self.source_model.stack)
 
@@ -137,7 +137,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @override
     def init_inputs(self):
-        """Returns one token for each stack."""
+        """Returns one token for the encoder and one for the decoder."""
         tokens = jnp.zeros((1, 1), jnp.int32)
         return {"tokens": tokens, "decoder_tokens": tokens}
 
@@ -152,7 +152,10 @@ class EncoderDecoderConfig(TransformerConfig):
 
 
 class EncoderDecoder(Architecture):
-    """A text-to-text model of `EncoderDecoderConfig`. M is the encoder's length, and L is the decoder's length."""
+    """A text-to-text model of `EncoderDecoderConfig`.
+
+    In shapes, M is the length of the encoder, and L is the length of the decoder.
+    """
 
     model: EncoderDecoderConfig
 
@@ -165,7 +168,10 @@ class EncoderDecoder(Architecture):
         return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
 
     def setup(self):
-        """Creates `decoder`, `encoder` (the same stack as `decoder` if tied) and, if configured, `source_encoder`."""
+        """Creates `encoder`, `decoder`, an optional `source_encoder`, and what `Architecture` creates.
+
+        If encoder and decoder are tied, they are the same module.
+        """
         super().setup()
         if self.model.source_model is not None:
             self.source_encoder = Encoder(self.model.source_model, self.dtype)
@@ -175,7 +181,7 @@ class EncoderDecoder(Architecture):
     def encode(
         self, tokens: Source, mask: Mask | None = None, segment_ids: Source | None = None, *, deterministic: bool = True
     ) -> Memory:
-        """Encodes tokens [B, M] into the memory [B, M, D], and sows `encoder_embedded`.
+        """Returns the memory [B, M, D], the encoder's output for tokens [B, M]; sows `encoder_embedded`.
 
         The arguments are the same as for `Encoder.features`.
         """
@@ -208,15 +214,17 @@ class EncoderDecoder(Architecture):
         Args:
           decoder_tokens: int32 [B, L].
           memory: [B, M, D]; None: use the keys and values of the memory that an earlier call cached.
-          mask, segment_ids: [B, M], mask and segment ids of the tokens that the memory encodes.
-          decoder_mask: without a cache, [B, L] with 0 for padding. With a cache, either [B, slots] with 1 for every
-            slot in use, including the slots that this call fills, or [B, L, slots] with 1 for the slots that each token
-            attends to.
-          decoder_positions: int32 [B, L]. With a cache, the default counts up from `cache_index`. Without a cache, the
-            default is cumsum(decoder_mask) - 1, or arange(L) without a mask.
-          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, in the decoder and in the memory.
-          cache_index: index of the first slot that this call fills; None: no cache. With a cache, `mask` is required,
-            and the collection `cache` must be mutable.
+          mask, segment_ids: [B, M], mask and segment ids of the tokens that the memory encodes; None: no padding, a
+            single segment.
+          decoder_mask: without a cache, [B, L] with 0 for padding; None: no padding. With a cache, either [B, slots]
+            with 1 for every slot in use, including the slots that this call fills, or [B, L, slots] with 1 for the
+            slots that each token attends to.
+          decoder_positions: int32 [B or 1, L]. With a cache, the default counts up from `cache_index`. Without a cache,
+            the default is cumsum(decoder_mask) - 1 (but at least 0), or arange(L) without a mask.
+          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, in the decoder and, if
+            `segment_ids` is set, in the memory. None: a single segment.
+          cache_index: index of the first slot that this call fills; None: no cache. With a cache, `mask` and
+            `decoder_mask` are required, and the collection `cache` must be mutable.
           slot_positions: int32 [slots], position in the text of each cache slot; by default the index of the slot.
           deterministic: whether dropout is disabled.
         """
@@ -236,13 +244,13 @@ class EncoderDecoder(Architecture):
     def features(
         self, tokens: Source, decoder_tokens: Tokens, mask: Mask | None = None, *, deterministic=True, **decoder: Any
     ) -> Stream:
-        """Encodes, decodes and returns the input of the head [B, L, D].
+        """Encodes the tokens, decodes, and returns the input of the head [B, L, D].
 
         Args:
           tokens, mask: as for `encode`.
           decoder_tokens: int32 [B, L].
           deterministic: whether dropout is disabled.
-          decoder: further arguments of `decode`.
+          decoder: further arguments of `decode`. `segment_ids` is also passed to `encode`.
         """
         segment_ids = decoder.get("segment_ids")
         memory = self.encode(tokens, mask, segment_ids, deterministic=deterministic)

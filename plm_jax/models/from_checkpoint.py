@@ -16,8 +16,8 @@ class FromCheckpointConfig(ModelConfig):
 
     Attributes:
       dropout: rate of every dropout layer, including the dropout layers of the task's head.
-      heads: heads by name; `task` is the head of the task. Without `task`, the checkpoint's task head is kept if its
-        kind and its labels fit the objective and the sources. Otherwise, the default head of the model's family is
+      heads: heads by name; the task's head has the name `task`. Without `task`, the checkpoint's task head is kept if
+        its kind and its labels fit the objective and the sources. Otherwise, the default head of the model's family is
         created. A task head without labels gets the labels of the sources.
       source_encoder: new source encoder for an encoder-decoder.
       scan_layers: whether one block is compiled and run in a loop, as in `TransformerConfig`.

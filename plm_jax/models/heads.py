@@ -1,6 +1,6 @@
-"""Heads: modules that compute outputs from the features of a model.
+"""Heads, which compute outputs from the features of a model.
 
-Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary.
+Shapes: B batch, L length, D width, E width of the embedding tables, T targets, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TableSizes(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows."""
+        """Number of tokens or words that a vocabulary head predicts."""
         ...
 
     @property
@@ -39,13 +39,13 @@ class TableSizes(Protocol):
 
     @property
     def width(self) -> int:
-        """Width of the model that reads the tables."""
+        """Width of the model."""
         ...
 
 
 @runtime_checkable
 class HeadedModel(Protocol):
-    """The part of a model's settings that its heads depend on."""
+    """Interface of the settings of a model with heads: the fields that heads read."""
 
     @property
     def embedding(self) -> TableSizes:
@@ -77,8 +77,8 @@ class HeadModule(nn.Module):
     """A Linen module that owns the parameters of a head and provides the layers that most heads use.
 
     Attributes:
-      head: settings of the head; the method `compute` of the settings defines the computation.
-      model: the settings of the model that the head belongs to.
+      head: settings of the head; their method `compute` defines the computation.
+      model: settings of the model with this head.
       dtype: dtype of activations.
     """
 
@@ -88,7 +88,7 @@ class HeadModule(nn.Module):
 
     @nn.compact
     def __call__(self, features: Stream, **inputs: Any) -> Any:
-        """Returns the output of the head for features [B, L, D]."""
+        """Returns the output of the head for features [B, L, D] and further inputs."""
         return self.head.compute(self, features, **inputs)
 
     def dense(
@@ -103,7 +103,10 @@ class HeadModule(nn.Module):
         return Dense(features, axes, bias, self.model.initializer.matrix(), self.dtype, name=name)(x)
 
     def dropout(self, x: Stream, rate: float, shared: bool, deterministic: bool) -> Stream:
-        """Applies dropout to x [B, L, features]. If `shared`, the same features are dropped at each position."""
+        """Applies dropout to x [B, L, features].
+
+        If `shared` is True, the same features are dropped at all positions of a row.
+        """
         return Dropout(rate, shared)(x, deterministic=deterministic)
 
     def mixed(
@@ -132,12 +135,12 @@ class HeadModule(nn.Module):
         return norm(self.model.norm, self.dtype, name=name)(x)
 
     def table(self, name: str, rows: int, width: int) -> Float[Array, "rows width"]:
-        """Creates a trained table [rows, width]."""
+        """Creates and returns a trained table [rows, width]."""
         init = partitioned(self.model.initializer.matrix(), (None, None))
         return self.param(name, init, (rows, width)).astype(self.dtype)
 
     def bias(self, name: str, size: int, axis: str | None = None) -> Float[Array, " size"]:
-        """Creates a trained float32 vector [size], initialized to zeros."""
+        """Creates and returns a trained float32 vector [size], initialized to zeros."""
         return self.param(name, partitioned(nn.initializers.zeros, (axis,)), (size,))
 
 
@@ -169,13 +172,13 @@ class Head(Role):
         raise NotImplementedError
 
     def init_inputs(self, features: Float[Array, "batch length *dims"]) -> dict[str, jax.Array]:
-        """Returns the inputs that `compute` needs in addition to the features to initialize the parameters."""
+        """Returns the further inputs that `compute` needs when parameters are initialized, by name."""
         return {}
 
     def macs(self, model: HeadedModel, length: int, targets: int) -> int:
-        """Counts the multiplications by the head's matrices in a forward pass over one row.
+        """Returns the number of multiply-accumulate operations of the head's matrices in a forward pass over one row.
 
-        Computations that run once per row are not counted.
+        Matrices that are applied once per text, such as a classifier's, are not counted.
 
         Args:
           model: settings of the model.
@@ -187,7 +190,7 @@ class Head(Role):
 
 @dataclass(frozen=True)
 class NoHead(Head):
-    """No head: the model returns features only."""
+    """No head: without a vocabulary head, a model returns features only."""
 
     kind: ClassVar[str] = "none"
     # The fields of a `VocabularyHead`.
@@ -200,12 +203,12 @@ class NoHead(Head):
 
 @dataclass(frozen=True)
 class VocabularyHead(Head):
-    """The projection to the vocabulary, which the architecture creates together with its embedding tables.
+    """The projection to the vocabulary. The model creates its parameters together with the embedding tables.
 
     Attributes:
       tied: whether the projection is the transposed token table.
       scale_by_width: whether features are multiplied by width ** -0.5 before the projection (T5 with a tied head).
-      transform: activation of a dense layer before the projection; a norm follows the activation (BERT's masked LM
+      transform: activation of a dense layer before the projection. A norm follows the activation (BERT's masked LM
         head). None: no dense layer and no norm.
       transform_bias: whether the dense layer of the transform has a bias.
       bias: whether the projection has a bias [vocab_size].
@@ -230,7 +233,8 @@ class VocabularyHead(Head):
 class MaskDecoderHead(VocabularyHead):
     """A vocabulary head after DeBERTa's enhanced mask decoder, which adds absolute positions (He et al. 2021 §3.2).
 
-    The decoder replaces the last layer of the stack. A model that is fine-tuned for a task uses that layer as usual.
+    The decoder applies the last layer of the stack twice. A model that is fine-tuned for a task applies this layer as
+    usual.
 
     Attributes:
       positions: number of absolute positions.
@@ -254,7 +258,7 @@ class Pooler(Head):
     @property
     @override
     def loss(self) -> str | None:
-        """Kind of the loss for sentence pairs; None if there are no classes."""
+        """Kind of the loss of sentence pairs; None if there are no classes."""
         return "pair" if self.classes else None
 
     @override
@@ -283,7 +287,7 @@ class Discriminator(Head):
 
     @override
     def compute(self, module: HeadModule, features: Stream) -> Float[Array, "batch length"]:
-        """Returns float32 logits [B, L], above 0 where a token was replaced."""
+        """Returns float32 logits [B, L]. A logit above 0 predicts that the token was replaced."""
         if self.adds_first:
             features = module.norm("discriminator_norm", features + features[:, :1])
         hidden = module.dense("discriminator_transform", features, module.model.embedding.width)
@@ -303,10 +307,10 @@ class SpanBoundary(Head):
     The defaults are the values in the command of facebookresearch/SpanBERT, pretraining/README.md.
 
     Attributes:
-      positions: maximum number of predicted tokens per span; in a longer span, only the first tokens are predicted.
+      positions: maximum number of predicted tokens per span; the loss leaves out later tokens of a longer span.
       width: width of the embeddings of positions in a span.
-      activation: activation of the two dense layers before the projection to the vocabulary; each is followed by a
-        norm.
+      activation: activation of the two dense layers before the projection to the vocabulary; a norm follows each of
+        them.
     """
 
     kind: ClassVar[str] = "span_boundary"
@@ -330,7 +334,8 @@ class SpanBoundary(Head):
           module: module that owns the parameters.
           features: [B, L, D].
           left, right: int32 [B, T], the positions directly before and directly after each target's span.
-          offsets: int32 [B, T], the index of each target in its span.
+          offsets: int32 [B, T], the index of each target in its span. Indices from `positions` on have the embedding of
+            the last position.
         """
         embedding = module.model.embedding
         table = module.table("position_embedding", self.positions, self.width)
@@ -344,7 +349,7 @@ class SpanBoundary(Head):
 
     @override
     def init_inputs(self, features: Stream) -> dict[str, Integer[Array, "batch length"]]:
-        """Returns one target per token."""
+        """Returns zeros for `left`, `right` and `offsets`, with one target per token."""
         return dict.fromkeys(("left", "right", "offsets"), jnp.zeros(features.shape[:2], jnp.int32))
 
     @override

@@ -18,7 +18,8 @@ class InitializerConfig:
 
     Attributes:
       std: standard deviation of the distribution before truncation.
-      shrink_residual: whether projections that write to the residual stream are scaled by 1 / sqrt(2 · layers).
+      shrink_residual: whether `std` is divided by sqrt(2 · n) for projections that write to the residual stream; n is
+        the number of transformer blocks in the stack.
       truncated: whether the distribution is truncated at two standard deviations.
     """
 
@@ -28,7 +29,7 @@ class InitializerConfig:
     truncated: bool = False
 
     def normal(self, std: float) -> Initializer:
-        """Returns a normal initializer, truncated if `truncated` is set."""
+        """Returns a normal initializer with this standard deviation, truncated if `truncated` is set."""
         return initializers.truncated_normal(std) if self.truncated else initializers.normal(std)
 
     def matrix(self) -> Initializer:
@@ -58,9 +59,9 @@ class InitializerConfig:
 
 @dataclass(frozen=True)
 class FanInConfig:
-    """Initialization with variance 1 / inputs for each weight matrix [inputs, outputs], and 1 for embeddings.
+    """Initialization with variance 1 / inputs for weight matrices [inputs, outputs], and 1 for token embeddings.
 
-    The defaults are T5's (google-research/t5x, examples/t5/layers.py).
+    The defaults are those of T5 (google-research/t5x, examples/t5/layers.py).
 
     Attributes:
       unscaled_scores: whether the projection to queries has variance 1 / (inputs · head_dim), for attention that does
@@ -71,7 +72,7 @@ class FanInConfig:
     unscaled_scores: bool = True
 
     def normal(self, std: float) -> Initializer:
-        """Returns a normal initializer."""
+        """Returns a normal initializer with this standard deviation."""
         return initializers.normal(std)
 
     def matrix(self) -> Initializer:
@@ -102,16 +103,16 @@ class FanInConfig:
 
 @dataclass(frozen=True)
 class TorchLinearConfig:
-    """Initialization of XLM: PyTorch's default for `Linear`, and embeddings with variance 1 / width.
+    """Initialization of XLM: PyTorch's default for `Linear`, and token embeddings with variance 1 / width.
 
-    Weight matrices are uniform in ±inputs ** -0.5 (facebookresearch/XLM, xlm/model/transformer.py). Biases are 0,
-    unlike PyTorch's.
+    Weights of matrices [inputs, outputs] are drawn uniformly between -inputs ** -0.5 and inputs ** -0.5
+    (facebookresearch/XLM, xlm/model/transformer.py). Biases are 0, unlike in PyTorch.
     """
 
     kind: ClassVar[str] = "torch_linear"
 
     def normal(self, std: float) -> Initializer:
-        """Returns a normal initializer."""
+        """Returns a normal initializer with this standard deviation."""
         return initializers.normal(std)
 
     def matrix(self) -> Initializer:

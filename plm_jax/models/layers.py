@@ -1,4 +1,4 @@
-"""Layers that all model families share: dense layers, norms, dropout and activations.
+"""Layers that the model families share: dense layers, norms, dropout, activations and look-ups in tables.
 
 Parameters are float32 and cast to `dtype` where they are used; norms are computed in float32.
 """
@@ -32,7 +32,7 @@ Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 
 @jax.custom_vjp
 def _gelu_tanh(x):
-    """Returns x · (1 + tanh(z)) / 2 with z = sqrt(2 / π) · (x + 0.044715 · x³).
+    """Returns x · (1 + tanh(z)) / 2, where z = sqrt(2 / π) · (x + 0.044715 · x³).
 
     The backward pass recomputes the result as x · sigmoid(2 · z), which is mathematically equal. If both passes used
     tanh, XLA would keep the result of tanh in memory.
@@ -66,7 +66,8 @@ class Dropout(nn.Module):
     considerable part of a training step.
 
     Attributes:
-      broadcast: whether the same features are dropped at all positions.
+      rate: probability of dropping a feature.
+      broadcast: whether the same features are dropped at all positions of a row.
     """
 
     rate: float
@@ -76,7 +77,10 @@ class Dropout(nn.Module):
     def __call__(
         self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
     ) -> Float[Array, "batch length dim"]:
-        """Applies dropout to x [B, L, D]. `rows`, int32 [B], are the indices of the rows, by default arange(B)."""
+        """Applies dropout to x [B, L, D], unless `deterministic` is True.
+
+        `rows` are the indices of the rows in the batch, int32 [B]; by default arange(B).
+        """
         if self.rate == 0 or deterministic:
             return x
         if self.rate == 1:  # x / 0 and its gradient are NaN.
@@ -127,8 +131,8 @@ def product(
       spec: sharding of the kernel; None on a single device. The gradient is computed with the same sharding, so that no
         device holds the whole gradient.
       of_rows: mesh axes that shard the rows of x. The gradient is reduced over these axes with an explicit
-        reduce-scatter. () if XLA uses a reduce-scatter anyway, or if a mesh axis other than `tensor` shards another
-        dimension of x.
+        reduce-scatter if the shards of the kernel along one of these axes are not whole tiles. Must be () if a mesh
+        axis other than `tensor` shards another dimension of x. It can also be () if XLA uses a reduce-scatter anyway.
     """
     return x @ kernel.astype(x.dtype)
 
@@ -151,7 +155,7 @@ def _product_backward(spec, of_rows, residuals, d_y):
 
 
 def _kernel_gradient(spec, of_rows, x, kernel, d_y):
-    """Returns the gradient of a kernel that is sharded by `spec`."""
+    """Returns the gradient of a kernel, sharded by `spec` like the kernel."""
     cuts = [axes_of(cut) for cut in spec]
     uneven = [
         dimension
@@ -174,16 +178,17 @@ def _devices(axes: tuple[str, ...]) -> int:
 
 
 def _outer(x, y, dtype):
-    """Contracts x [rows, ..., m] and y [rows, ..., n] over all rows: [m, n]."""
+    """Contracts x [rows, ..., m] and y [rows, ..., n] over all axes except the last: [m, n]."""
     summed = tuple(range(x.ndim - 1))
     return jax.lax.dot_general(x, y, ((summed, summed), ((), ())), preferred_element_type=dtype)
 
 
 def _scattered(x, d_y, dtype, of_rows, dimension, cut):
-    """Computes `_outer` and reduce-scatters the sums over the mesh axes `cut` along a dimension of the result.
+    """Computes `_outer` and sums the results of all devices along the mesh axes `of_rows`.
 
-    The shards are put on a separate leading axis. Without this axis, if the shards are not whole tiles, XLA's TPU
-    backend would all-reduce the sums and then slice them.
+    The result is sharded over the axes `cut` along `dimension`. The shards are put on a separate leading axis for the
+    reduce-scatter. Without this axis, if the shards are not whole tiles, XLA's TPU backend would all-reduce the sums
+    and then slice them.
     """
     other_axes = tuple(axis for axis in of_rows if axis not in cut)
 
@@ -198,7 +203,7 @@ def _scattered(x, d_y, dtype, of_rows, dimension, cut):
 
 
 class Dense(nn.Module):
-    """A dense layer: x [..., in] @ kernel [in, out] + bias [out]."""
+    """A dense layer: x [..., in] @ kernel [in, out], plus a bias [out] if `bias` is set."""
 
     features: int
     axes: tuple[str | None, str | None]
@@ -208,7 +213,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Any, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-        """Returns x @ kernel + bias, [..., in] → [..., out]."""
+        """Applies the layer, [..., in] → [..., out]."""
         kernel = self.param("kernel", partitioned(self.initializer, self.axes), (x.shape[-1], self.features))
         # Flattened: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass. Rows
         # and positions that are both sharded cannot be merged into one sharded dimension.
@@ -232,14 +237,14 @@ class NormConfig:
       epsilon: constant added to the variance or the mean square.
       kind: `layer`: LayerNorm; `rms`: RMSNorm.
       placement: positions of the norms. `pre`: before each sub-layer and after the stack. `post`: after each residual
-        addition. `deep`: like `pre`, but the output of a sub-layer is added to sqrt(2 · layers) times the normalized
-        input of the sub-layer (ChatGLM-6B's variant of Wang et al. 2022). `parallel`: like `pre`, but both sub-layers
-        read the input of the block, and both outputs are added to this input (GPT-J, PaLM).
+        addition. `deep`: like `pre`, but the output of a sub-layer is added to the normalized input of the sub-layer
+        times sqrt(2 · layers) (ChatGLM-6B's variant of Wang et al. 2022). `parallel`: like `pre`, but both sub-layers
+        read the normalized input of the block, and both outputs are added to the input of the block (GPT-J, PaLM).
       scale: whether norms have a trained scale.
       bias: whether a LayerNorm has a trained bias; RMSNorm has none.
       shared: whether the two sub-layers of a `parallel` block share one norm.
-      first: whether the attention of the first layer has a norm, with placement `pre`. In ModernBERT it has no norm,
-        because the embeddings are already normalized (Warner et al. 2024).
+      first: whether a norm precedes the attention of the first layer; must be True unless the placement is `pre`.
+        ModernBERT has no such norm, because its embeddings are already normalized (Warner et al. 2024).
     """
 
     epsilon: ranges.Share = 1e-5
@@ -258,7 +263,9 @@ class NormConfig:
 
 
 class Norm(nn.Module):
-    """Normalization of the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`.
+    """Normalization of the last axis with float32 statistics.
+
+    The parameters `scale` [D] and `bias` [D] exist only if the settings ask for them. RMSNorm never has a bias.
 
     Attributes:
       config: settings of the norm.
@@ -271,7 +278,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Any, "*rows dim"]) -> Float[Array, "*rows dim"]:
-        """Normalizes x [..., D]."""
+        """Normalizes x [..., D] and returns it in `dtype`."""
 
         def vector(name, init, is_used):
             return self.param(name, partitioned(init, (self.axis,)), x.shape[-1:]) if is_used else None
@@ -284,9 +291,11 @@ class Norm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _normalize(epsilon, centers, dtype, x, scale, bias):
-    """Returns (x - mean) / sqrt(variance + epsilon) · scale + bias, computed in float32; RMSNorm uses a mean of 0.
+    """Returns (x - mean) / sqrt(variance + epsilon) · scale + bias, computed in float32.
 
-    The backward pass reads x twice: once to sum over each row, and once to compute the gradient.
+    A `scale` or `bias` of None is left out. If `centers` is False (RMSNorm), the mean is 0.
+
+    The backward pass reads x twice: once for sums over each row, and once for the gradient.
     """
     return _normalize_forward(epsilon, centers, dtype, x, scale, bias)[0]
 
@@ -318,7 +327,7 @@ _normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 def norm(config: NormConfig, dtype: Any, name: str | None = None, axis: str | None = "embed") -> Norm:
-    """Returns a norm over the last axis, whose logical name is `axis`."""
+    """Returns a norm over the last axis; `axis` is the logical name of that axis."""
     return Norm(config, dtype, axis, name=name)
 
 
@@ -328,12 +337,12 @@ def look_up(
     dtype: Any,
     rows: int | None = None,
 ) -> Float[Array, "batch length dim"]:
-    """Returns the rows [B, L, E] of a table [V, E] for ids [B, L]. The gradient has the dtype of the table.
+    """Returns the rows [B, L, E] of a table [V, E] for ids [B, L].
 
     Args:
       table: embeddings.
       ids: int32 [B, L], or [1, L] if all rows have the same ids.
-      dtype: dtype of the result.
+      dtype: dtype of the result; ignored for a `GatheredTable`, which already has the dtype of activations.
       rows: batch size B; None: the number of rows of `ids`.
     """
     rows = len(ids) if rows is None else rows
@@ -344,7 +353,7 @@ def look_up(
 
 
 class ScalarMix(nn.Module):
-    """Scalar mix γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1), trained with a task on a frozen model.
+    """Scalar mix γ · Σ softmax(w)_j · layer_j of layers j (Peters et al. 2018, equation 1), with trained w and γ.
 
     Attributes:
       layer_norm: whether each layer is first normalized over all non-padding positions and channels of a text.
@@ -356,7 +365,11 @@ class ScalarMix(nn.Module):
     def __call__(
         self, layers: Float[Any, "layers batch length *rest"], mask: Shaped[Any, "batch length"] | None = None
     ) -> Float[Array, "batch length *rest"]:
-        """Mixes [layers, B, L, ...] into [B, L, ...]; `mask` [B, L] is 1 at the positions that the norm includes."""
+        """Mixes [layers, B, L, ...] into [B, L, ...].
+
+        The statistics of `layer_norm` include the positions where `mask` [B, L] is 1. They include all positions if
+        `mask` is None, or if it is 0 at all positions of a text.
+        """
         weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         scale = self.param("scale", nn.initializers.ones, ())
         if self.layer_norm:

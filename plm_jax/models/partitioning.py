@@ -1,6 +1,7 @@
 """Logical axes of arrays and their PartitionSpecs, with the same rules for parameters and activations.
 
-Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `layers`) and is independent of devices.
+Model code names logical axes, such as `batch`, `length`, `embed`, `heads`, `mlp`, `vocab` and `layers`. Rules assign
+them to the axes of a mesh of devices.
 """
 
 import contextlib
@@ -22,12 +23,18 @@ def partition_spec(
 ) -> PartitionSpec:
     """Returns the sharding of an array according to rules, which are pairs (logical axis, mesh axis).
 
-    The rules are applied in order. A rule shards the first dimension that has its logical axis over its mesh axis. The
-    rule is skipped if the size of the dimension is not divisible by the number of devices along all mesh axes that
-    shard the dimension. A vocabulary, however, is always sharded over `tensor`; if its size is not divisible, its last
-    shard is smaller.
+    The rules are applied in order. A rule shards the first dimension with its logical axis over its mesh axis. Several
+    mesh axes may shard one dimension, but each mesh axis shards at most one dimension of an array.
 
-    Several mesh axes may shard one dimension, but each mesh axis shards at most one dimension of an array.
+    A rule is skipped if the size of the dimension is not divisible by the number of devices along all mesh axes that
+    would shard the dimension. The rule ("vocab", "tensor") is applied nevertheless; some shards are then smaller than
+    others.
+
+    Args:
+      shape: shape of the array.
+      axes: logical axis of each dimension; None: no name.
+      rules: pairs (logical axis, mesh axis).
+      mesh_shape: size of each mesh axis.
     """
     assigned: list[list[str]] = [[] for _ in shape]
     used: set[str] = set()
@@ -45,7 +52,7 @@ def partition_spec(
 
 
 def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callable[..., Any]:
-    """Wraps an initializer so that its parameters carry the logical names of their axes."""
+    """Returns an initializer whose parameters are boxed with the logical names of their axes."""
     return nn.with_logical_partitioning(init, tuple(axes))
 
 
@@ -55,12 +62,15 @@ def current_rules() -> Rules:
 
 
 def axes_of(cut: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the mesh axes of one dimension of a PartitionSpec."""
+    """Returns the mesh axes in one entry of a PartitionSpec."""
     return (cut,) if isinstance(cut, str) else tuple(cut or ())
 
 
 def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
-    """Returns the shape of each device's shard of an array under the current sharding rules."""
+    """Returns the shape of one device's shard of an array under the current sharding rules.
+
+    Without a mesh, the result is `shape`.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tuple(shape)
@@ -69,26 +79,35 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of an activation by the current sharding rules; does nothing on one device."""
+    """Constrains the sharding of an activation by the current sharding rules.
+
+    Returns `x` unchanged without a mesh of several devices.
+    """
     spec = current_spec(x.shape, *axes)
     return x if spec is None else jax.lax.with_sharding_constraint(x, spec)
 
 
 def current_spec(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
-    """Returns the PartitionSpec of an array under the current sharding rules; None on one device."""
+    """Returns the PartitionSpec of an array under the current sharding rules.
+
+    Returns None without a mesh of several devices.
+    """
     if not is_spread():
         return None
     return partition_spec(shape, axes, current_rules(), dict(jax.sharding.get_abstract_mesh().shape))
 
 
 def is_spread() -> bool:
-    """Whether the current mesh has several devices."""
+    """Returns whether there is a current mesh with several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
 
 
 def mesh_axes(axis: str) -> dict[str, int]:
-    """Returns a dict from mesh axis to size for the axes of size above 1 that currently shard a logical axis."""
+    """Returns the sizes, by name, of the mesh axes that the current rules assign to a logical axis.
+
+    Axes of size 1 are left out. The result is empty without a mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
     named = dict.fromkeys(name for logical, name in current_rules() if logical == axis)
@@ -102,7 +121,7 @@ _RING_ROWS = {"v5 lite": 128, "v5e": 128, "v6": 256}
 
 
 def least_ring_rows(device_kind: str) -> int:
-    """Returns the minimum number of rows per weight shard at which ring-based matrix products are efficient.
+    """Returns the minimum number of rows of a shard of a weight matrix at which XLA's rings multiply it efficiently.
 
     Returns 0 for a device on which XLA does not use rings by default.
     """
@@ -119,5 +138,5 @@ def device() -> Any:
 
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which the current sharding rules ignore these mesh axes."""
+    """Returns a context manager under which the sharding rules do not use these mesh axes."""
     return nn.logical_axis_rules([rule for rule in current_rules() if rule[1] not in axes])

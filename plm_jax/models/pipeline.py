@@ -1,7 +1,7 @@
 """Pipeline parallelism over a stack's layers: stages on different devices process one microbatch at a time (GPipe).
 
-The code is written for all stages at once, over arrays [stages, …] sharded by stage: the compiler turns the step to the
-next stage into a `collective-permute`, and nothing else moves between stages within the loop.
+The code is written for all stages at once, with arrays [stages, …] sharded by stage. The compiler turns the step to the
+next stage into a `collective-permute`. Nothing else moves between stages within the loop.
 """
 
 import dataclasses
@@ -21,15 +21,16 @@ from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 
 def stage_axes() -> dict[str, int]:
-    """Returns a dict from mesh axis to size for the axes of size above 1 that split layers into stages."""
+    """Returns the sizes, by name, of the mesh axes that split layers into stages. Axes of size 1 are left out."""
     return partitioning.mesh_axes("layers")
 
 
 def cuts(model: ModelConfig, stages: int) -> bool:
-    """Returns whether every stack of a model splits into equal stages.
+    """Returns whether every stack of a model splits into equal stages; always True for one stage.
 
     If groups of layers share parameters, either each stage must consist of whole groups, or each group must consist of
-    whole stages. In the second case, all stages of a group have the parameters of the group.
+    whole stages. In the second case, all stages of a group have the parameters of the group. Several stages require a
+    model with stacks and with `has_stages`.
     """
 
     def divides(stack):
@@ -43,14 +44,17 @@ def num_microbatches(limit: int, stages: int, rows: int) -> int:
     """Returns the number of microbatches of a pipeline.
 
     The number is the largest multiple of `stages` that divides `rows` and is at most `limit`. A `limit` of 0 means four
-    microbatches per stage, and a `limit` below `stages` means `stages`.
+    microbatches per stage. Any other `limit` below `stages` means `stages`.
+
+    Raises:
+      ValueError: `rows` is not divisible by `stages`.
     """
     largest = max(limit or 4 * stages, stages)
     return max(count for count in range(stages, largest + 1, stages) if rows % count == 0)
 
 
 class _Pipelines(NamedTuple):
-    """Layout of pipelines on a mesh. Each pipeline processes a share of the rows and has one device per stage.
+    """Layout of pipelines on a mesh. Each pipeline processes a part of the rows.
 
     Shapes: B rows of the batch, R rows of a pipeline, b rows of a microbatch.
 
@@ -69,33 +73,33 @@ class _Pipelines(NamedTuple):
     microbatches: int
 
     def is_stage(self, stage, leaf):
-        """Returns a mask that selects one stage of a leaf [stages, …]."""
+        """Returns a mask that is True for one stage of a leaf [stages, …]."""
         return (jnp.arange(self.stages) == stage).reshape(-1, *[1] * (leaf.ndim - 1))
 
     def inputs(self, leaf):
-        """Returns the input of the first stage at each tick, and zeros for all other stages.
+        """Converts an input [R, …] to the inputs of all stages at each tick, [ticks, stages, b, …].
 
-        The shape changes from [R, …] to [ticks, stages, b, …].
+        The first stage gets a microbatch at each tick, and zeros after the last microbatch. All other stages get zeros.
         """
         leaf = _constrain(_split(leaf, self.microbatches), self.axes)[:, None]
         leaf = _constrain(jnp.where(self.is_stage(0, leaf[0]), leaf, jnp.zeros_like(leaf)), None, self.axes)
         return jnp.pad(leaf, [(0, self.stages - 1)] + [(0, 0)] * (leaf.ndim - 1))
 
     def outputs(self, leaf):
-        """Returns the outputs of the last stage, [ticks, stages, b, …] → [R, …]."""
+        """Selects the outputs [R, …] of the last stage from the outputs [ticks, stages, b, …] of all stages."""
         leaf = leaf[self.stages - 1 :]
         leaf = _constrain(jnp.where(self.is_stage(self.stages - 1, leaf[0]), leaf, 0).sum(1), self.axes)
         return leaf.reshape(-1, *leaf.shape[2:])
 
     def advance(self, old, new):
-        """Moves each stage's microbatch to the next stage, and a new microbatch to the first stage."""
+        """Moves each microbatch in `old` to the next stage, and a microbatch from `new` to the first stage."""
         moved = jnp.pad(old, [(1, 0)] + [(0, 0)] * (old.ndim - 1))[:-1]
         return _constrain(jnp.where(self.is_stage(0, old), new, moved), self.axes)
 
     def split_rows(self, leaf):
         """Splits [B, …] into [pipelines, R, …].
 
-        Rows are sharded by stages first, so no row moves between devices.
+        No row moves between devices, because rows are sharded by stages first.
         """
         leaf = leaf.reshape(self.stages, self.pipelines, -1, *leaf.shape[1:]).swapaxes(0, 1)
         return leaf.reshape(self.pipelines, -1, *leaf.shape[3:])
@@ -117,7 +121,7 @@ class _Pipelines(NamedTuple):
 
 
 def _pipelines(model: TransformerConfig, rows: int) -> _Pipelines:
-    """Returns the pipelines of the current mesh for a batch of `rows`."""
+    """Returns the pipelines of the current mesh for a batch with this number of rows."""
     axes = tuple(stage_axes())
     stages = math.prod(stage_axes().values())
     batch_axes = tuple(name for name in partitioning.mesh_axes("batch") if name not in axes)
@@ -127,7 +131,7 @@ def _pipelines(model: TransformerConfig, rows: int) -> _Pipelines:
 
 
 def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x, of_rows, layers):
-    """Returns `through(stack, x, of_rows, layers)[0]`, computed by pipeline stages.
+    """Computes `through(stack, x, of_rows, layers)[0]` by pipeline stages.
 
     At tick t, stage s processes microbatch t - s. Before its first microbatch and after its last microbatch, a stage
     processes zeros; the results are discarded and have no gradient. During a training step, the devices of a stage hold
@@ -136,7 +140,8 @@ def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x
 
     Args:
       model: settings with the number of microbatches.
-      through: pure function that accepts any number of rows b: x [b, L, D] and `of_rows` [b, …].
+      stack: settings of the whole stack.
+      through: pure function of a stack, x [b, L, D], `of_rows` [b, …] and `layers`, for any number of rows b.
       x: [B, L, D].
       of_rows: tree of arrays [B, …] with one entry per row.
       layers: as in `stack.through_layers`.
@@ -173,7 +178,11 @@ def _split(leaf, parts: int):
 
 
 def _constrain(leaf, *axes):
-    """Shards the leading dimensions over these mesh axes if the sizes are divisible, and lets XLA shard the rest."""
+    """Shards each leading dimension over the given mesh axes, and lets XLA shard the remaining dimensions.
+
+    A leading dimension is not sharded if it has no mesh axes, or if its size is not divisible by their number of
+    devices.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     cut = [
         names if names and size % math.prod(mesh.shape[name] for name in names) == 0 else None

@@ -5,8 +5,8 @@
     params = module.init(key, **model.init_inputs())["params"]
     features = module.apply({"params": params}, **model.read(batch), method="features")
 
-A new kind of model is a frozen dataclass derived from `ModelConfig` and a Linen module that implements `Module`;
-`VocabularyModule` implements most of it.
+A new kind of model is a frozen dataclass derived from `ModelConfig`, together with a Linen module that implements
+`Module`. `VocabularyModule` implements most of `Module`.
 """
 
 import dataclasses
@@ -29,25 +29,28 @@ class ModelConfig(Role):
 
     Attributes:
       kind: name in configs.
-      architecture: name by which objectives list the models that they train. By default the `kind`; for a variant of
-        another model, the `kind` of that model.
-      inputs: names of the arrays of a batch that `Module.features` reads.
-      vocab_size: number of tokens, or words, that the model distinguishes; may be larger than the vocabulary.
-      num_positions: maximum number of tokens in a row; None: no maximum.
+      architecture: name by which objectives list the models that they train; by default the `kind`. A class derived
+        from the settings of another model inherits the `architecture` of that model.
+      inputs: names of the arrays of a batch that `Module.features` reads, if the batch has them.
+      vocab_size: number of rows of the token table or, for a model that reads characters, number of words that the
+        model can predict; may be larger than the vocabulary.
+      num_positions: maximum number of positions in a row; None: no maximum.
       max_length: number of tokens in a row that the model was designed for; None if unknown.
       max_characters: maximum number of characters of a word, for a model that reads characters; 0 for a model that
         reads tokens.
       token_types: number of token types; 0: no token types.
-      attention_heads: number of attention heads, which `mesh.tensor` should divide; 0 without attention.
-      any_order: whether the positions of a row are computed in parallel, so that `mesh.context` can shard them.
-      uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
+      attention_heads: number of attention heads, in an encoder-decoder those of the encoder; 0 without attention.
+        `mesh.tensor` should divide this number.
+      any_order: whether the positions of a row are computed in parallel. If not, `mesh.context` cannot shard them.
+      uses_absolute_positions: whether positions are treated as absolute, as in `Position.uses_absolute_positions`.
       remat_levels: values of the field `remat`, from the least recomputation to the most; ("none",) without this field.
       stacks: `transformer.StackConfig` of each stack of layers; () for a model without stacks.
-      has_stages: whether pipeline stages can split the stacks.
+      has_stages: whether pipeline stages may split the stacks.
       is_placeholder: whether these settings are a placeholder in a config for a model loaded from a checkpoint.
       stack_paths: path in the parameter tree of each stack in `stacks`, such as `encoder`.
       pipeline_microbatches: as in `TransformerConfig`.
-      num_states: number of hidden states [B, L, state_width] that task heads can read: the embeddings and each layer.
+      num_states: number of hidden states [B, L, state_width] that task heads can read: the embeddings and the output of
+        each layer, in an encoder-decoder those of the decoder.
       heads: heads by name, except heads that have a separate field; () if the model does not support such heads.
       dropout: dropout rates, an object with `rates` and `all_at` as in `DropoutConfig`; None: no dropout.
     """
@@ -84,11 +87,11 @@ class ModelConfig(Role):
         raise NotImplementedError
 
     def init_inputs(self) -> dict[str, Any]:
-        """Returns inputs of the smallest shapes, all zeros, with which the module can be initialized."""
+        """Returns inputs to initialize the module with: zeros in the smallest possible shapes."""
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
 
     def new_carry(self, rows: int) -> Any:
-        """Returns the initial recurrent state of the rows, a tree of boxed arrays [rows, …]; empty for most models."""
+        """Returns the initial recurrent state of a batch, a tree of boxed arrays [rows, …]; empty for most models."""
         return {}
 
     @property
@@ -101,19 +104,21 @@ class ModelConfig(Role):
     def macs(self, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> float:
         """Returns the number of multiply-accumulate operations in the matrix products of a forward pass over a row.
 
-        Causal attention counts half as much as bidirectional attention. Embedding look-ups do not count.
+        Causal attention counts half as much as bidirectional attention, except in XLNet. Embedding look-ups and layers
+        that run once per row, such as a pooler, do not count.
 
         Args:
           length: number of tokens of the row.
-          targets: number of predicted tokens, in the decoder if there is one. The head is applied only to predicted
-            tokens.
+          targets: number of predicted tokens, in the decoder if there is one. A vocabulary head counts only for these
+            tokens, except in ELMo, which predicts words at all positions.
           decoder_length: number of tokens of the decoder, for a model with `decoder_tokens` among its inputs.
           samples: number of other words with which a target is compared in training (sampled softmax); 0: all words.
+            Only ELMo uses this argument.
         """
         raise NotImplementedError
 
     def read(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arrays of a batch that the module's `features` reads."""
+        """Returns the arrays of a batch whose names are in `inputs`."""
         return {name: batch[name] for name in self.inputs if name in batch}
 
     @property
@@ -128,15 +133,15 @@ class ModelConfig(Role):
 
     @property
     def drops(self) -> bool:
-        """Whether the model has dropout with a rate above 0."""
+        """Whether the model or a head in `heads` has a dropout rate above 0."""
         model_drops = self.dropout is not None and any(self.dropout.rates.values())
         return model_drops or any(head.drops for _, head in self.heads)
 
     def with_task(self, head: Head) -> "ModelConfig":
         """Returns the settings for training on a task.
 
-        In the result, `heads` contains only this head, with the name "task". This base class keeps a vocabulary head,
-        but some subclasses remove it.
+        In the result, `heads` contains only this head, with the name "task". Some subclasses also remove other heads,
+        such as the vocabulary head.
 
         Raises:
           UserError: the model does not support heads of tasks.
@@ -146,12 +151,15 @@ class ModelConfig(Role):
         return dataclasses.replace(self, heads=((TASK, head),))
 
     def with_speed(self, **fields: Any) -> Self:
-        """Returns these settings with some fields replaced, such as `scan_layers`. Ignores unknown fields."""
+        """Returns these settings with some fields replaced, such as `scan_layers`.
+
+        Fields that these settings do not have are ignored.
+        """
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in fields.items() if name in names})
 
     def with_dropout(self, rate: float) -> Self:
-        """Returns these settings with every dropout rate set to `rate`."""
+        """Returns these settings with every dropout rate set to `rate`, or unchanged if `dropout` is None."""
         if self.dropout is None:
             return self
         changed: dict[str, Any] = {"dropout": self.dropout.all_at(rate)}
@@ -164,7 +172,7 @@ class ModelConfig(Role):
 class Module(Protocol):
     """The interface of the Linen module of a `ModelConfig`.
 
-    Shapes: B batch, L length, T targets, D width, E the columns of the unembedding, V vocabulary.
+    Shapes: B batch, L length, D width, E the columns of the unembedding, V vocabulary.
     """
 
     @property
@@ -178,17 +186,24 @@ class Module(Protocol):
         ...
 
     def features(self, **inputs: jax.Array) -> jax.Array:
-        """Returns the features [B, L, D] that the heads read.
+        """Returns the features that the heads read: [B, L, D] in most models, [B, 2, L, D] in ELMo.
+
+        XLNet returns the features of the targets, [B, T, D], if the inputs contain `target_positions` of T targets.
 
         Args:
-          inputs: the arrays named by `ModelConfig.inputs`, and `deterministic`, which disables dropout if it is True.
+          inputs: the arrays named by `ModelConfig.inputs`, and `deterministic`. Dropout is disabled if `deterministic`
+            is True, which is the default.
         """
         ...
 
     def states(self, **inputs: jax.Array) -> jax.Array:
-        """Returns the embeddings and the output of each layer, [layers + 1, B, L, D], for heads of tasks.
+        """Returns the embeddings and the output of each layer, for heads of tasks.
 
-        The arguments are the same as for `features`. The collection `intermediates` must be mutable.
+        In an encoder-decoder, these are the states of the decoder. The arguments are the same as for `features`. The
+        collection `intermediates` must be mutable.
+
+        Returns:
+          Hidden states [num_states, B, L, state_width], with the sizes in the model's settings.
         """
         ...
 
@@ -197,15 +212,21 @@ class Module(Protocol):
         ...
 
     def unembedding(self) -> tuple[Any, Float[Array, " vocab"] | None]:
-        """Returns the matrix [V, E] of the vocabulary head and its bias [V] or None."""
+        """Returns a pair: the matrix [V, E] of the vocabulary head, and the bias [V] of the head or None."""
         ...
 
     def logits(self, features: Float[Array, "batch length dim"]) -> Float[Array, "batch length vocab"]:
-        """Returns the logits of the vocabulary head, [B, L, D] → float32 [B, L, V]."""
+        """Returns the logits of the vocabulary head for `features`, float32 [B, L, V]."""
         ...
 
     def head_output(self, features: jax.Array, name: str, **inputs: jax.Array) -> Any:
-        """Returns the output of one of `ModelConfig.named_heads` for features and further inputs."""
+        """Returns the output of a head.
+
+        Args:
+          features: result of `features`.
+          name: name of the head in `ModelConfig.named_heads`.
+          inputs: further inputs of the head.
+        """
         ...
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,7 +234,7 @@ class Module(Protocol):
         ...
 
     def init(self, rngs: jax.Array, *args: Any, **kwargs: Any) -> nn.FrozenDict | dict:
-        """Initializes the parameters of the module and all heads, like `flax.linen.Module.init`."""
+        """Initializes the parameters of the module and of all heads, like `flax.linen.Module.init`."""
         ...
 
 

@@ -35,10 +35,10 @@ def parameters(key, leaves):
 
 
 def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
-    """Runs one layer over all steps; returns its outputs [B, S, L, D] and the final state.
+    """Runs one layer over all steps; returns a pair: the outputs of all steps [B, S, L, width], and the final state.
 
     Args:
-      block: parameters of the layer; they include a projection only if `lstm` is set.
+      block: parameters of the layer, with a projection if `lstm` is not None.
       x_BSLD: [B, S, L, D].
       state: the initial `cell` and `hidden`, [B, S, …].
       steps_LBS: 1 at steps that update the state, 0 at steps that leave the state unchanged, such as padding. None: 1
@@ -61,7 +61,7 @@ def _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
     """Returns a pair: the output of each step [L, B, S, D], and the final state.
 
     The backward pass computes the gradient of each kernel by one product over all steps, in the dtype and sharding of
-    the kernel. If it summed the gradients step by step, every step would read and write the gradients.
+    the kernel. A sum over steps would read and write the gradients in each step.
     """
     return _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)[0]
 
@@ -138,7 +138,7 @@ class BiLstmConfig:
     dropout: ranges.ShareBelowOne = 0.0
 
     def macs(self, width: int) -> int:
-        """Returns the number of multiplications per position for inputs of width `width`."""
+        """Returns the number of multiply-accumulate operations per position for inputs of this width."""
         inputs = [width] + [2 * self.cell] * (self.layers - 1)
         return sum(2 * 4 * self.cell * (size + self.cell) for size in inputs)
 
@@ -162,7 +162,7 @@ class BiLstm(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "batch length units"]:
-        """Returns [B, L, 2 M] for x [B, L, D]; the LSTMs skip positions where the mask [B, L] is 0."""
+        """Returns [B, L, 2 M] for x [B, L, D]. Positions where the mask [B, L] is 0 do not change the state."""
         cell = self.lstm.cell
         steps_LBS = None if mask is None else jnp.moveaxis(jnp.stack([mask, mask[:, ::-1]], axis=1), -1, 0)
         zeros = jnp.zeros((len(x), 2, cell))

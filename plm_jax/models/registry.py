@@ -17,7 +17,7 @@ def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> M
     Args:
       model: settings.
       dtype: dtype of activations.
-      device: device for which an `attention_kernel` of "auto" is resolved; None: it is resolved when the module is
+      device: device for which an `attention_kernel` of "auto" is chosen; None: the kernel is chosen when the module is
         traced.
     """
     setting = getattr(model, "attention_kernel", None)
@@ -27,12 +27,12 @@ def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> M
 
 
 def init_params(module: Module, key: jax.Array) -> Any:
-    """Initializes parameters, boxed with their logical axes."""
+    """Returns initial parameters, boxed with the logical names of their axes."""
     return module.init(key, **module.model.init_inputs())["params"]
 
 
 def new_carry(module: Module, rows: int) -> Any:
-    """Returns the initial recurrent state of the rows, a tree of boxed arrays [rows, ...]; empty for most models."""
+    """Returns the initial recurrent state of a batch, a tree of boxed arrays [rows, …]; empty for most models."""
     return module.model.new_carry(rows)
 
 

@@ -1,7 +1,7 @@
 """Blocks of attention and feed-forward layers, and stacks of blocks.
 
 Shapes: B batch, L length, M length of the memory, Q queries, K keys, D width. The parameters of a stack's blocks are
-stacked on a leading `layers` axis; layers that share parameters have one entry.
+stacked on a leading `layers` axis; blocks that share parameters have one entry together.
 """
 
 import functools
@@ -60,7 +60,7 @@ def is_stacked(path: Sequence[Any]) -> bool:
 
 
 class FeedForward(nn.Module):
-    """Two dense layers around an activation, or three dense layers with a gated activation."""
+    """Two dense layers with an activation between them, or three dense layers with a gated activation."""
 
     model: TransformerConfig
     dtype: Any
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Stream, rows: Integer[Array, " batch"] | None = None) -> Stream:
-        """Returns the output [B, L, D]; `rows` are the row indices for `Dropout`."""
+        """Returns the output [B, L, D]; `rows` are the indices of the rows, as in `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
         def widen(name):
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, optional attention to a memory, and feed-forward, each with a norm and a residual connection."""
+    """Self-attention, optional attention to a memory, and feed-forward, with norms and residual connections."""
 
     model: TransformerConfig
     dtype: Any
@@ -108,7 +108,7 @@ class Block(nn.Module):
           x: [B, L, D].
           depth: index of this block, from 0.
           context: context of the self-attention.
-          source: [B, K, D], from which the self-attention computes keys and values; None: x.
+          source: [B, K, D], from which the self-attention computes keys and values, after the norm; None: x.
           memory: [B, M, D]; None if its keys and values are cached.
           memory_context: context of the attention to the memory; None: no such attention.
         """
@@ -162,11 +162,11 @@ def _except_first(normalize: Callable[[Stream], Stream], depth: Depth) -> Callab
 
 
 class Stack(nn.Module):
-    """A stack of blocks and a final norm. The blocks have the parameters `blocks` [layers, ...].
+    """A stack of blocks and, except with norms of placement `post`, a final norm.
 
-    If layers share parameters, `blocks` contains only the stored blocks, [groups · inner, ...]. Parameters that the
-    first layer lacks are in `blocks/1:LAYERS`, [layers - 1, ...]. Each block is a pure function of a slice of the
-    stacked parameters, so a scanned and an unrolled program have the same parameters and dropout keys.
+    The blocks have the parameters `blocks` [stored_blocks, ...]. Parameters that the first layer lacks are in
+    `blocks/1:LAYERS`, [layers - 1, ...]. Each block is a pure function of a slice of the stacked parameters. A scanned
+    and an unrolled program therefore have the same parameters and dropout keys.
 
     Attributes:
       crosses: whether the blocks have attention to a memory. Calls without `memory_context` skip this attention.
@@ -177,7 +177,10 @@ class Stack(nn.Module):
     crosses: bool = False
 
     def setup(self):
-        """Creates the parameters: the tables of the position scheme, `blocks` and `final_norm`."""
+        """Creates the tables that all layers share, `blocks` and `final_norm`.
+
+        With norms of placement `post`, there is no `final_norm`.
+        """
         attention, stack, width = self.model.attention, self.model.stack, self.model.embedding.width
         declared = attention.position.score_tables(width, attention.heads, attention.head_dim, self.model.initializer)
         self.tables = {name: table.declare(self, name) for name, table in declared.items()}
@@ -198,7 +201,7 @@ class Stack(nn.Module):
         *,
         deterministic: bool,
     ) -> Stream:
-        """Returns [B, L, D]; sows `hidden`, the output of each layer [layers, B, L, D].
+        """Returns the output [B, L, D]; sows `hidden`, the output of each layer [layers, B, L, D].
 
         Args:
           x: [B, L, D].
@@ -260,8 +263,8 @@ class Stack(nn.Module):
         """Applies the blocks in `[first, last)`, without the final norm, and returns [B, Q, D].
 
         With this method, an architecture can change the hidden states between layers, or apply a layer to queries that
-        are not the source of its keys, as in the mask decoder of DeBERTa. This method sows no `hidden` and does not use
-        pipeline stages.
+        are not the source of its keys, as in the mask decoder of DeBERTa. This method sows no `hidden`, and uses no
+        cache and no pipeline stages.
 
         Args:
           x: [B, Q, D].
@@ -272,8 +275,8 @@ class Stack(nn.Module):
           deterministic: whether dropout is disabled.
 
         Raises:
-          ValueError: blocks share parameters, the stack lacks some of these blocks, or the positions of x or of the
-            source are unknown or not supported.
+          ValueError: blocks share parameters, the stack lacks some of these blocks, the context lacks positions, or the
+            attention does not support the source.
         """
         stack = self.model.stack
         if stack.stored_blocks < stack.blocks:
@@ -299,9 +302,9 @@ class Stack(nn.Module):
         return loop(scan)(recomputed(apply, self.model.remat, scan), x, layers)[0]
 
     def _check_source(self, x, context, source):
-        """Checks that the context has positions if they are needed, and that the attention supports the source.
+        """Checks that the context has the necessary positions, and that the attention supports the source.
 
-        Causal masks, windows and biases by distance are only supported if the source has the same positions as x.
+        Causal masks, windows and biases by distance require a source with the same positions as x.
 
         Raises:
           ValueError: positions are missing, or the attention does not support the source.
@@ -324,7 +327,10 @@ class Stack(nn.Module):
         return self.output_dropout(x, deterministic=deterministic)
 
     def _block_params(self):
-        """Returns the parameters of the blocks; every leaf has one entry per stored block."""
+        """Returns the parameters of the blocks; every leaf has one entry per stored block.
+
+        A parameter that the first layer lacks gets an entry of zeros for this layer.
+        """
         params = nn.unbox(self.get_variable("params", "blocks"))
         coverage = f"1:{self.model.stack.stored_blocks}"
         if coverage not in params:
@@ -334,9 +340,10 @@ class Stack(nn.Module):
         return {name: leaf for name, leaf in params.items() if name != coverage} | later
 
     def _with_kernel(self, attention, context, x, source, deterministic):
-        """Returns the context with the kernel and the bias for attention from x [B, Q, D] to a source [B, K, D].
+        """Returns the context with a kernel and dropout settings for attention from x [B, Q, D] to a source [B, K, D].
 
-        With a cache, the kernel is always `xla`, because other kernels are not faster for a few queries per call.
+        For self-attention, also sets the bias, the tables and the windows. With a cache, the kernel is always `xla`,
+        because other kernels are not faster for a few queries per call.
         """
         queries, keys = _lengths(context, x, source)
         rate = 0.0 if deterministic else self.model.dropout.attention
@@ -358,7 +365,7 @@ class Stack(nn.Module):
         return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):
-        """Returns the context with rotary rotations for its positions, and with the mask that its kernel needs."""
+        """Returns the context with rotations for its positions, and the mask and bias that its kernel needs."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             of_keys = of_queries = position.rotation(head_dim, context.positions, context.block_positions)
@@ -368,7 +375,7 @@ class Stack(nn.Module):
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
     def _bias(self, context, queries, keys):
-        """Returns a dict of the context fields that the position scheme sets: `distance_bias`, `bias` and `tables`."""
+        """Returns the context's fields that the position scheme sets, by name: `distance_bias`, `bias` and `tables`."""
         attention, position, tables = self.model.attention, self.model.attention.position, dict(self.tables)
         of_queries, of_keys = context.token_positions(queries, keys)
         of_model = attention.heads, context.causal
@@ -380,7 +387,7 @@ class Stack(nn.Module):
         return {"distance_bias": by_distance, "bias": bias, "tables": tables}
 
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
-        """Returns the bias [1, N, Q, K] for cache slots that are not sorted by position.
+        """Returns the bias [1, N, Q, K], or None, for cache slots that are not sorted by position.
 
         The bias is computed for every pair of a query and a slot, because the distance is not constant along a diagonal
         of the scores.
@@ -392,11 +399,11 @@ class Stack(nn.Module):
 
 
 def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:
-    """Returns a layer whose backward pass recomputes activations according to `remat`.
+    """Returns a function that computes the same as `layer`, and whose backward pass recomputes activations.
 
     Args:
       layer: function of a carry and the parameters of one layer.
-      remat: as in `TransformerConfig`.
+      remat: activations to recompute, as in `TransformerConfig`; "none" returns `layer` itself.
       scan_layers: whether the layer is called in a compiled loop.
       staged: whether the layer is part of a pipeline stage.
     """
@@ -421,7 +428,7 @@ def loop(scan_layers: bool) -> Callable:
 
 
 def unrolled(function, carry, stacked):
-    """Computes `jax.lax.scan(function, carry, stacked)` without a loop."""
+    """Computes `jax.lax.scan(function, carry, stacked)` without a compiled loop."""
     results = []
     for layer in unstack_layers(stacked):
         carry, result = function(carry, layer)
@@ -430,7 +437,7 @@ def unrolled(function, carry, stacked):
 
 
 def unstack_layers(stacked):
-    """Splits a tree of arrays with a leading axis of layers into one tree per layer."""
+    """Splits a tree of arrays with a leading axis of layers into a tuple of trees, one per layer."""
     leaves, structure = jax.tree.flatten(stacked)
     # Split rather than indexed: the transpose of one split is one concatenation of all layers' gradients.
     columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
@@ -442,10 +449,11 @@ def _split(leaf):
 
 
 def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
-    """Computes `through_layers` without a loop and with a separate cache for each layer.
+    """Computes `through_layers` without a loop and without recomputation, and returns a separate cache for each block.
 
     In a loop over tokens, a separate cache is updated in place, whereas a stacked cache would be copied for each token.
-    Slices of stacked parameters would also be copied, so callers may pass the result of `unstack_layers` as parameters.
+    Slices of stacked parameters would also be copied. Callers may therefore pass the result of `unstack_layers` as
+    parameters.
     """
     params, (_, caches, keys) = layers
     params = params if isinstance(params, tuple) else unstack_layers(params)
@@ -464,8 +472,9 @@ def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
 def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
     """Computes `jax.lax.scan(layer, x, layers)`, where `layers` is a pair (parameters, other arrays).
 
-    The parameters have one entry per stored block, and the other arrays have one entry per block. The parameters that a
-    group of layers shares are constants of the loop over the group, so the loop does not store a copy per layer.
+    The parameters have one entry per stored block, and the other arrays have one entry per block. The settings of the
+    model decide about recomputation, and about a loop or unrolled layers. The parameters that a group of layers shares
+    are constants of the loop over the group. The loop therefore stores no copy per layer.
     """
     go = loop(model.scan_layers)
     layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)
@@ -488,9 +497,10 @@ def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable
 
 
 def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's parameters with a separate tree for each block of its stacks, for calls with a cache.
+    """Returns a model's parameters with a separate tree for each stored block, for calls with a cache.
 
-    A stack is left unchanged if some of its layers lack a parameter that other layers have.
+    These trees are in a tuple `blocks`. A stack is left unchanged if some of its layers lack a parameter that other
+    layers have.
     """
 
     def of(name, value):
@@ -508,7 +518,12 @@ def _lengths(context, x, source):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once, although Flax asks for the shapes in every call.
 def _stacked_init(key, block, layers, x, crosses):
-    """Initializes the parameters of blocks, stacked on a leading axis `layers`; x [1, 1, D] has the model's width."""
+    """Returns initial parameters of blocks, stacked on a leading axis `layers`.
+
+    Args:
+      x: [1, 1, D], an example of the input.
+      crosses: whether the blocks have attention to a memory.
+    """
     context = Context()
 
     def init_one(key):

@@ -1,8 +1,8 @@
-"""Vocabulary matrices [V, E] that a train step gathers once for all its microbatches.
+"""Embedding and unembedding tables [V, E] that a train step gathers once for all its microbatches.
 
-By default, XLA gathers the matrix and reduces its gradient over all devices at each use. In a model with a large
-vocabulary, this is most of the communication. With a `GatheredTable`, a step gathers the matrix once, each device sums
-the gradient over its own tokens in float32, and the sums are reduced over devices once, after the last microbatch.
+By default, XLA gathers such a matrix and reduces its gradient over all devices at each use. In a model with a large
+vocabulary, this is most of the communication. With a `GatheredTable`, a step gathers the matrix once. Each device sums
+the gradient over its own tokens in float32. The sums are reduced over devices once, after the last microbatch.
 
 Shapes: B batch, L length, V vocabulary, E columns, S shards of the tokens.
 """
@@ -24,10 +24,10 @@ class GatheredTable:
     """A matrix that is sharded by rows over the mesh axes that shard the vocabulary, and replicated over other axes.
 
     Attributes:
-      matrix: [V, E], in the dtype of activations; it has no gradient.
+      matrix: [V, E], in the dtype of activations; has no gradient of its own.
       gradient: zeros, float32 [S, V, E]. The gradient with respect to these zeros is the gradient of the matrix,
         separately for each of the S shards of the tokens.
-      rows: number of rows without padding. The arrays are padded with rows of zeros to a multiple of the number of
+      rows: number of rows V without padding. Both arrays are padded with rows of zeros to a multiple of the number of
         vocabulary shards.
       axis: logical axis of V. Mesh axes that shard the batch do not shard this axis.
     """
@@ -43,7 +43,10 @@ class GatheredTable:
         return layout(self.rows, self.axis)
 
     def look_up(self, ids: jax.Array, rows: int) -> jax.Array:
-        """Returns the matrix rows [B, L, E] for ids [B, L], or for ids [1, L], which are repeated for B = `rows`."""
+        """Returns the rows of the matrix [B, L, E] for ids [B, L].
+
+        `rows` is B. Ids [1, L] are repeated B times.
+        """
         return _rows(self, ids, rows)
 
     def __jax_array__(self) -> jax.Array:
@@ -70,16 +73,19 @@ class TableSharding(NamedTuple):
     vocab: tuple[str, ...]
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
-        """Returns the PartitionSpec of an array of tokens [B, L]."""
+        """Returns the PartitionSpec of an array of tokens with the shape [B, L]."""
         rules = [rule for rule in current_rules() if rule[1] in self.tokens]
         return partition_spec(shape, ("batch", "length"), rules, _sizes())
 
     def repeats(self, shape: tuple[int, ...]) -> int:
-        """Returns the number of devices that hold each shard of tokens [B, L]; 1 if all axes in `tokens` shard them."""
+        """Returns the number of equal copies of each shard of tokens [B, L] along the axes in `tokens`.
+
+        The number is 1 if all of these axes shard the tokens.
+        """
         return math.prod(_sizes()[axis] for axis in self.tokens if axis not in axes(self.spec(shape)))
 
     def padding(self, rows: int) -> int:
-        """Returns the number of padding rows that a vocabulary of `rows` needs so that its shards are equal."""
+        """Returns the number of padding rows that make the shards of a vocabulary of `rows` equally large."""
         return -rows % math.prod(_sizes()[axis] for axis in self.vocab)
 
     def on_each_device(self, function, in_specs, out_specs):
@@ -89,11 +95,19 @@ class TableSharding(NamedTuple):
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def local_ids(self, ids: jax.Array | int, rows: int) -> jax.Array | int:
-        """Returns ids relative to this device's first row. An id whose row is on another device is out of range."""
+        """Returns ids relative to this device's first row. An id whose row is on another device is out of range.
+
+        `rows` is the number of rows per device.
+        """
         return ids - rows * jax.lax.axis_index(self.vocab) if self.vocab else ids
 
     def without_padding(self, logits: jax.Array, rows: int) -> jax.Array:
-        """Returns the logits [..., v] for this device's shard of a vocabulary of `rows`, with -inf for padding rows."""
+        """Returns the logits with -inf for padding rows.
+
+        Args:
+          logits: [..., v], for this device's shard of the vocabulary.
+          rows: size of the whole vocabulary.
+        """
         if not self.padding(rows):
             return logits
         size = logits.shape[-1]
@@ -101,7 +115,10 @@ class TableSharding(NamedTuple):
 
 
 def layout(size: int, axis: str | None = "vocab") -> TableSharding:
-    """Returns the sharding of a vocabulary (or another logical axis) of this size under the current sharding rules."""
+    """Returns the sharding of a table with this number of rows under the current sharding rules.
+
+    `axis` is the logical axis of the rows. Mesh axes that shard the batch do not shard this axis.
+    """
     sizes, rules = _sizes(), current_rules()
     of_rows = {axis for logical, axis in rules if logical == "batch"}
     (vocab,) = partition_spec((size,), (axis,), [rule for rule in rules if rule[1] not in of_rows], sizes)
@@ -111,7 +128,7 @@ def layout(size: int, axis: str | None = "vocab") -> TableSharding:
 
 
 def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Array:
-    """Returns a table [V, E] in the form of `GatheredTable.matrix`."""
+    """Returns a table [V, E] in the form of `GatheredTable.matrix`: in this dtype, padded and sharded."""
     if not _sizes():
         return table.astype(dtype)
     of = layout(len(table), axis)
@@ -120,7 +137,7 @@ def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Ar
 
 
 def no_gradient(shape: tuple[int, ...], axis: str | None = "vocab") -> jax.Array:
-    """Returns zeros in the form of `GatheredTable.gradient` for a matrix of this shape."""
+    """Returns zeros in the form of `GatheredTable.gradient`; `shape` is the shape of the matrix without padding."""
     if not _sizes():
         return jnp.zeros((1, *shape))
     of, (rows, columns) = layout(shape[0], axis), shape
@@ -129,7 +146,7 @@ def no_gradient(shape: tuple[int, ...], axis: str | None = "vocab") -> jax.Array
 
 
 def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.Array:
-    """Reduces the gradients of all devices [S, V, E] to the gradient [rows, E], sharded like the parameter."""
+    """Sums a gradient [S, V, E] over the shards of the tokens; returns [rows, E], sharded like the parameter."""
     if not _sizes():
         return gradient[0]
     of = layout(rows, axis)
@@ -154,7 +171,7 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def whole(table: jax.Array, dtype: Any) -> GatheredTable:
-    """Gathers a parameter [V, E]; the backward pass reduces the gradient of the table over devices."""
+    """Returns the `GatheredTable` of a parameter [V, E]; the backward pass reduces the gradient over devices."""
     return GatheredTable(gathered(table, dtype), no_gradient(table.shape), len(table))
 
 
@@ -207,9 +224,9 @@ _rows.defvjp(lambda table, ids, rows: (_rows(table, ids, rows), (table, ids)), _
 
 
 def array(table: jax.Array | GatheredTable) -> jax.Array:
-    """Returns a table as an array [V, E].
+    """Returns a table as an array [V, E], without padding.
 
-    If the table is a `GatheredTable`, every use of the array reduces its gradient over devices.
+    If the table is a `GatheredTable`, every use of the array reduces the gradient over devices.
     """
     return _matrix(table) if isinstance(table, GatheredTable) else table
 
@@ -234,5 +251,5 @@ def _sizes() -> dict[str, int]:
 
 
 def axes(spec) -> tuple[str, ...]:
-    """Returns the mesh axes of all dimensions of a PartitionSpec."""
+    """Returns the mesh axes in all entries of a PartitionSpec."""
     return tuple(axis for cut in spec for axis in axes_of(cut))

@@ -1,6 +1,7 @@
-"""Heads of the tasks that a pretrained model is fine-tuned for: classes, a score, tags, a span, a choice.
+"""Heads of the tasks that a pretrained model is fine-tuned for: classes, labels, a score, tags, a span, a choice.
 
-Shapes: B rows, N texts per row, L length, S states (the embeddings and the output of each layer), D width, C classes.
+Shapes: B rows, N texts per row, L length, S states (the embeddings and the output of each layer), D width of the
+features, C classes or labels.
 """
 
 import dataclasses
@@ -25,23 +26,23 @@ class Layers(Role):
     """The layers of a model that a task's head reads.
 
     Attributes:
-      reads_states: whether `read` reads all hidden states [S, B, L, D] or only the last layer's features [B, L, D].
+      reads_states: whether `read` receives all hidden states. If not, it receives the features of the last layer.
     """
 
     reads_states = True
 
     def read(self, module: HeadModule, states: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Returns the input of the head [B, L, D'].
+        """Returns the input of the head [B, L, D']; here, B counts texts.
 
         Args:
           module: module of the head, which owns the parameters.
-          states: hidden states [S, B, L, D] if `reads_states`, otherwise the last layer's features [B, L, D].
+          states: all hidden states [S, B, L, D] if `reads_states` is True, otherwise the features [B, L, D].
           mask: [B, L], 1 for tokens, 0 for padding; None: no padding.
         """
         raise NotImplementedError
 
     def width(self, model: HeadedModel) -> int:
-        """Returns D', the width of the features that the head reads from the model."""
+        """Returns D', the width of the result of `read`."""
         return model.state_width
 
 
@@ -84,9 +85,9 @@ class MixedLayers(Layers):
     Attributes:
       layers: indices of the layers, as in `ConcatenatedLayers`; empty: all layers.
       layer_norm: whether each layer is first normalized over all non-padding tokens and channels of a text. AllenNLP's
-        `do_layer_norm` normalizes over all texts of a batch instead, so that the result for a text depends on the other
+        `do_layer_norm` normalizes over all texts of a batch instead; there, the result for a text depends on the other
         texts.
-      words: whether the context-free word vectors x (layer 0) are concatenated with the weighted sum: [x; ELMo].
+      words: whether the word vectors (layer 0), which do not depend on context, are concatenated with the weighted sum.
     """
 
     kind: ClassVar[str] = "mixed"
@@ -124,7 +125,7 @@ class TaskHead(Head):
     """Base class of task heads with a dense output layer.
 
     Attributes:
-      per_token: whether each token has an output.
+      per_token: whether each token has an output. If not, each text or row has one.
       layers: layers of the model that the head reads.
       recurrent: bidirectional LSTM that reads the layers; None: no LSTM.
       transform: activation of a dense layer before the output layer; None: no such layer.
@@ -132,7 +133,7 @@ class TaskHead(Head):
       transform_norm: whether the model's norm follows the activation `transform`.
       bias: whether the output layer has a bias.
       dropout: dropout rate before the output layer.
-      input_dropout: dropout rate before the transform.
+      input_dropout: dropout rate before the transform; ignored without a transform.
     """
 
     loss = "task"
@@ -148,7 +149,7 @@ class TaskHead(Head):
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of the last layer."""
+        """Number of outputs of the output layer."""
         raise NotImplementedError
 
     @property
@@ -169,10 +170,14 @@ class TaskHead(Head):
           module: module that owns the parameters.
           features: [B · N, L, D], the features of the model.
           mask: [B · N, L], 1 for tokens, 0 for padding; None: no padding.
-          states: [S, B · N, L, D], hidden states for heads that read other layers than the last layer.
-          pool: the pooler of the model, a function [B · N, 1, D] → [B · N, D].
-          texts: number of texts per row N.
+          states: [S, B · N, L, D], all hidden states; required if `layers.reads_states` is True.
+          pool: the pooler of the model, a function [B · N, 1, D] → [B · N, D]; required by the `feature` "pooler".
+          texts: N, the number of texts per row.
           deterministic: whether dropout is disabled.
+
+        Raises:
+          ValueError: `states` is required and missing.
+          UserError: the head has no labels, or the model lacks one of `layers`.
         """
         if not self.layers.reads_states:
             states = features
@@ -194,11 +199,11 @@ class TaskHead(Head):
 
     @property
     def transforms_tokens(self) -> bool:
-        """Whether the transform is applied to each token, before the features of a text are selected."""
+        """Whether the transform is applied before `select_features`, to each token, and not after it."""
         return False
 
     def transformed(self, module, x, deterministic):
-        """Applies the transform, if there is one, [B, L or N, D] → [B, L or N, D]."""
+        """Applies dropout, the transform and its norm to x [B, L or N, D]; without a transform, returns x."""
         if not self.transform:
             return x
         # The texts of a row share a dropout mask, as in GPT-1's two choices.
@@ -209,14 +214,18 @@ class TaskHead(Head):
         return module.norm("norm", x) if self.transform_norm else x
 
     def predict(self, module, x, deterministic):
-        """Applies the last layer, [B, L or N, D] → float32 [B, L or N or 1, outputs]."""
+        """Applies `combine_texts`, dropout and the output layer, [B, L or N, D] → float32 [B, L or N or 1, outputs].
+
+        Raises:
+          UserError: the head has no labels.
+        """
         x = module.dropout(self.combine_texts(x), self.dropout, not self.per_token, deterministic)
         if not self.outputs:
             raise UserError(f"the task's head of kind '{self.kind}' has no labels: set model.heads.{TASK}.labels")
         return module.dense("output", x, self.outputs, bias=self.bias).astype(jnp.float32)
 
     def select_features(self, x: jax.Array, mask: jax.Array | None, pool: Any) -> jax.Array:
-        """Returns the features of the tokens [B · N, L, D], or of the texts [B · N, D]."""
+        """Returns the features of the texts [B · N, D] or, by default, of the tokens [B · N, L, D]."""
         return x
 
     def combine_texts(self, x: jax.Array) -> jax.Array:
@@ -224,7 +233,7 @@ class TaskHead(Head):
         return x
 
     def shape_output(self, x: jax.Array) -> jax.Array:
-        """Returns the output in the shape of the task."""
+        """Returns the output in the shape of the task; by default, returns it unchanged."""
         return x
 
     @override
@@ -277,15 +286,15 @@ class SpanHead(TaskHead):
 
 @dataclass(frozen=True)
 class TextHead(TaskHead):
-    """Base class of heads that make one prediction for a text, or for the summed features of several texts.
+    """Base class of heads that make one prediction for a text, or for several texts whose features are added.
 
-    GPT-1 reads a pair of texts in both orders this way (Radford et al. 2018 §3.3).
+    GPT-1 reads a pair of texts in both orders and adds the features of the two texts (Radford et al. 2018 §3.3).
 
     Attributes:
-      feature: features of a text, computed from its non-padding tokens. `pooler`: output of the model's pooler (a dense
-        layer with tanh) for the first token. `first` or `last`: features of the first or last token. `mean` or `max`:
-        mean or maximum of the features of all tokens. `late`: mean over all tokens after the transform is applied to
-        each token (EuroBERT).
+      feature: features of a text, computed from its non-padding tokens (from all positions if there are none).
+        `pooler`: output of the model's pooler (a dense layer with tanh) for the first token. `first` or `last`:
+        features of the first or last token. `mean` or `max`: mean or maximum of the features of all tokens. `late`:
+        mean over all tokens after the transform is applied to each token (EuroBERT).
     """
 
     per_token = False
@@ -304,7 +313,7 @@ class TextHead(TaskHead):
 
     @override
     def combine_texts(self, x):
-        """Sums the features of a row's texts, [B, N, D] → [B, 1, D]."""
+        """Adds the features of a row's texts, [B, N, D] → [B, 1, D]."""
         return x.sum(1, keepdims=True)
 
     @override
@@ -315,7 +324,7 @@ class TextHead(TaskHead):
 def _pool_tokens(x, mask, feature):
     """Reduces [B, L, D] to [B, D] over non-padding tokens.
 
-    A row that contains only padding uses all its positions, so that the result is finite.
+    For a text of padding only, reduces over all positions. The result is therefore finite.
     """
     real = jnp.ones(x.shape[:2], bool) if mask is None else mask > 0
     real = real | ~real.any(1, keepdims=True)
@@ -386,13 +395,16 @@ def output(
     keys: Mapping[str, jax.Array] | None = None,
     name: str = TASK,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a pair: the output of a task's head, and the features [B · N, L, D], which other heads may read.
+    """Returns a pair: the output of a task's head, and the features of the model, which other heads may read.
+
+    The features are [B · N, L, D] in most models.
 
     Args:
       module: module of a model with the head.
       params: parameters of the module.
-      batch: inputs of the model, each [B, L], or [B, N, L] with several texts per row; other arrays are ignored. `mask`
-        (`decoder_mask` for an encoder-decoder) is 0 for padding; without this array, there is no padding.
+      batch: inputs of the model, such as `tokens` [B, L], or [B, N, L] with several texts per row. Other arrays are
+        ignored. `mask` (`decoder_mask` for an encoder-decoder) is 0 for padding; without this array, there is no
+        padding.
       keys: dict with the random key `dropout`; None or an empty dict: no dropout.
       name: name of the head.
     """
@@ -411,7 +423,7 @@ def output(
 
 
 def flatten_texts(model: ModelConfig, inputs: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], int]:
-    """Returns a pair: a model's inputs with one row per text, [B · N, …], and the number of texts per row N.
+    """Returns a pair: a model's inputs with one row per text, [B · N, …], and N, the number of texts per row.
 
     Inputs that already have one text per row are unchanged, and N is 1.
     """

@@ -20,15 +20,15 @@ class EmbeddingConfig:
     """The embeddings of tokens, token types and tasks.
 
     Attributes:
-      vocab_size: number of rows of the token table; at least the size of the vocabulary.
+      vocab_size: number of rows of the token table; must be at least the size of the vocabulary.
       width: width of the hidden states of the model.
       token_types: number of token types (BERT's segments), which have a separate table; 0: no token types.
       task_types: number of tasks (ERNIE 2.0), which have a separate table; 0: no tasks. Every token gets the embedding
         of task 0.
       norm: whether the sum of the embeddings is normalized.
       embedding_size: width of the embedding tables; None: equal to `width`. If it is set, a dense layer with a bias
-        projects the normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et
-        al. 2020 §3.1).
+        projects the sum of the embeddings to `width`, after the norm, and the transform of the vocabulary head projects
+        back (Lan et al. 2020 §3.1).
       scale_by_width: whether token embeddings are multiplied by width ** 0.5 before other embeddings are added.
     """
 
@@ -42,7 +42,7 @@ class EmbeddingConfig:
 
     @property
     def columns(self) -> int:
-        """Width of the embedding tables: `embedding_size`, or `width` if it is None."""
+        """Width of the embedding tables: `embedding_size`, or `width` if `embedding_size` is None."""
         return self.width if self.embedding_size is None else self.embedding_size
 
 
@@ -57,12 +57,13 @@ class AttentionConfig:
       bias: whether the projections to queries, keys and values have biases.
       kv_heads: number of key and value heads, each shared by a group of consecutive query heads (Ainslie et al. 2023);
         None: equal to `heads`.
-      score_scale: factor by which attention scores are multiplied; None: head_dim ** -0.5, or (head_dim · n) ** -0.5
-        with disentangled positions, whose scores are sums of n terms.
-      scale_by_inverse_depth: whether the scores of layer i, counted from 0, are also divided by i + 1.
+      score_scale: factor by which attention scores are multiplied. None: head_dim ** -0.5; with disentangled positions,
+        (head_dim · n) ** -0.5, where each score is a sum of n products.
+      scale_by_inverse_depth: whether the scores of layer i, counted from 0, are divided by i + 1 as well.
       out_bias: whether the output projection has a bias; None: equal to `bias`.
-      windows: sizes of sliding windows. Layer i attends to keys at distances less than windows[i % len(windows)], or to
-        all keys if this size is 0. If `windows` is empty, all layers attend to all keys.
+      windows: sizes of sliding windows. Layer i, counted from 0, attends only to keys at distances less than
+        windows[i % len(windows)]. A size of 0 means no window. If `windows` is empty, no layer has a window. Attention
+        to an encoder has no windows.
       qk_norm: whether the queries and keys of each head are normalized over head_dim before the rotary rotation
         (Qwen3). All heads share the parameters of these norms.
       key_bias: whether `bias` also applies to the projection to keys; False in DeBERTa v1.
@@ -131,7 +132,8 @@ class StackConfig:
       layers: number of layers.
       groups: number of groups of consecutive layers that share parameters (ALBERT's `num_hidden_groups`, Lan et al.
         2020 §3.1); None: no layers share parameters.
-      inner: number of transformer blocks per layer, each with its own parameters (ALBERT's `inner_group_num`).
+      inner: number of transformer blocks per layer, each with its own parameters (ALBERT's `inner_group_num`). Settings
+        by layer, such as `attention.windows`, count blocks.
     """
 
     layers: ranges.Layers
@@ -149,7 +151,7 @@ class StackConfig:
 
     @property
     def stored_blocks(self) -> int:
-        """Number of transformer blocks with their own parameters."""
+        """Number of transformer blocks whose parameters are stored; shared blocks count once."""
         return (self.layers if self.groups is None else self.groups) * self.inner
 
 
@@ -161,10 +163,11 @@ class DropoutConfig:
       embedding: rate on the sum of the embeddings.
       attention: rate on attention probabilities, rounded to a multiple of 2^-16.
       residual: rate on the output of each sub-layer, before the residual addition.
-      attention_output: rate on the output of attention, instead of `residual`; None: equal to `residual`.
+      attention_output: rate on the output of attention sub-layers, instead of `residual`; None: equal to `residual`.
       feed_forward: rate on the activations of the feed-forward layer.
       output: rate on the output of a stack.
-      broadcast: whether the same units are dropped at every position of a row (T5).
+      broadcast: whether the same units are dropped at every position of a row, and the same attention probabilities for
+        every query (T5).
     """
 
     embedding: ranges.ShareBelowOne = 0.0
@@ -177,7 +180,7 @@ class DropoutConfig:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Dropout rates by name."""
+        """Dropout rates by name; a rate of None is replaced by `residual`."""
         rates = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
         return {name: self.residual if rate is None else rate for name, rate in rates.items()}
 
@@ -191,7 +194,7 @@ class TransformerConfig(ModelConfig):
     """The settings of all transformers.
 
     Attributes:
-      embedding: token embeddings.
+      embedding: embeddings of tokens, token types and tasks.
       attention: attention layers.
       feed_forward: feed-forward layers.
       stack: number of layers and sharing of parameters.
@@ -206,15 +209,16 @@ class TransformerConfig(ModelConfig):
         and the sum after each sub-layer (MaxText's `minimal` keeps more). `dots` keeps the same as `minimal` and the
         results of dense layers.
       pipeline_microbatches: maximum number of microbatches into which the rows of a pipeline (one device per stage) are
-        split; 0: four per stage. The number of microbatches is the largest multiple of the number of stages, up to this
-        maximum, that divides the number of rows. There is at least one microbatch per stage. With S stages and M
-        microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
+        split; 0: four per stage. The number of microbatches is the largest multiple of the number of stages that is at
+        most this maximum and divides the number of rows. A pipeline has at least one microbatch per stage. With S
+        stages and M microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
       heads: additional heads, as pairs (name, head); in a config file, a mapping from names to heads. Losses and
         callers refer to a head by its name.
       attention_kernel: implementation of attention. `xla`: plain XLA operations. `flash`: the flash attention of this
-        package for TPUs and NVIDIA GPUs; on other devices, it is interpreted, which is slow. `cudnn`: cuDNN's attention
-        (NVIDIA Ampere or newer). `auto`: the best kernel for the device. If a kernel does not support an attention
-        layer, the best kernel that supports it is used, and XLA as the last resort.
+        package, for TPUs and NVIDIA GPUs; on other devices, it is interpreted and slow. `cudnn`: cuDNN's attention
+        (NVIDIA Ampere or newer). `auto`: the best kernel for the device. If the kernel does not support an attention
+        layer, the layer uses the best kernel of the device that supports it, or else XLA. Calls with a key/value cache
+        always use XLA.
     """
 
     embedding: EmbeddingConfig
@@ -259,7 +263,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def position_tables(self) -> dict[str, Table]:
-        """Tables of the position scheme that are added to embeddings."""
+        """Shapes and initializers of the position tables that are added to embeddings, by parameter name."""
         return self.attention.position.embedding_tables(self.embedding.columns, self.initializer)
 
     @property
@@ -296,7 +300,10 @@ class TransformerConfig(ModelConfig):
 
     @property
     def num_states(self) -> int:
-        """Number of hidden states that heads read: the embeddings and each layer of the stack."""
+        """Number of hidden states that heads can read: the embeddings and each layer.
+
+        In an encoder-decoder, these are the layers of the decoder.
+        """
         return getattr(self, "decoder_stack", self.stack).layers + 1
 
     @property
@@ -305,11 +312,19 @@ class TransformerConfig(ModelConfig):
         return self.embedding.width
 
     def heads_macs(self, length: int, targets: int) -> int:
-        """Returns the number of multiply-accumulate operations of all heads per row."""
+        """Returns the number of multiply-accumulate operations of all heads for a row."""
         return sum(head.macs(self, length, targets) for head in self.named_heads.values())
 
     def stack_macs(self, length: int, causal: bool, memory_length: int = 0) -> float:
-        """Returns the number of multiply-accumulate operations of the stack per row, with attention to a memory."""
+        """Returns the number of multiply-accumulate operations of the stack's layers for a row.
+
+        Operations of the position scheme do not count.
+
+        Args:
+          length: number of tokens of the row.
+          causal: whether the self-attention is causal, which counts half.
+          memory_length: number of tokens of the memory that all layers attend to; 0: no memory.
+        """
         width, attention, blocks = self.embedding.width, self.attention, self.stack.blocks
         joined, joined_keys = attention.heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
         feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
@@ -325,7 +340,7 @@ class TransformerConfig(ModelConfig):
         return blocks * products
 
     def projection_macs(self, length: int) -> int:
-        """Returns the number of multiply-accumulate operations per row in `embedding_projection`; 0 without it."""
+        """Returns the number of multiply-accumulate operations of `embedding_projection` for a row; 0 without it."""
         embedding = self.embedding
         return 0 if embedding.embedding_size is None else length * embedding.columns * embedding.width
 
@@ -348,6 +363,9 @@ def _check_heads(model: TransformerConfig) -> None:
 
 
 def _mean_keys(window: int, length: int) -> float:
-    """Returns the number of keys at distances less than `window` (0: any distance), averaged over `length` queries."""
+    """Returns the mean number of keys at distances less than `window`, in both directions, over `length` queries.
+
+    A `window` of 0 means all distances.
+    """
     window = min(window or length, length)
     return 2 * window - 1 - window * (window - 1) / length

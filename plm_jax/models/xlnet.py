@@ -29,17 +29,18 @@ Memory = Float[Array, "batch layers memory dim"]
 
 @dataclass(frozen=True, kw_only=True)
 class XlnetConfig(EncoderConfig):
-    """An encoder with two streams: the content, and queries that predict targets without reading the target tokens.
+    """An encoder with two streams: the content of all tokens, and queries, which predict targets without reading them.
 
     A model that is fine-tuned for a task has only the content stream, and no memory.
 
     Attributes:
-      memory_length: number of positions that each layer remembers from earlier batches; 0: no memory. The memory is the
-        recurrent state of a loss such as `permutation_lm`.
+      memory_length: number of positions that each layer remembers from earlier batches; 0: no memory. A loss such as
+        `permutation_lm` passes the memory from batch to batch.
       reuse_length: number of tokens at the start of each row that the memory stores; 0: all tokens.
-      causal: whether tokens attend only to themselves and earlier tokens (`attn_type` "uni", as in Transformer-XL).
-      reverses_half: whether the rows in the second half of a batch contain text that runs backward (`bi_data`); the
-        distances between their tokens are then negated. Ignored if the batch has `positions`.
+      causal: whether tokens attend only to themselves, earlier tokens and the memory (`attn_type` "uni", as in
+        Transformer-XL).
+      reverses_half: whether the rows in the second half of a batch contain text that runs backward (`bi_data`). The
+        distances between tokens of these rows are then negated. Ignored if the batch has `positions`.
     """
 
     kind: ClassVar[str] = "xlnet"
@@ -67,7 +68,10 @@ class XlnetConfig(EncoderConfig):
     @property
     @override
     def token_types(self) -> int:
-        """Number of token types: one for each of two texts, and one for the classification token."""
+        """Number of token types: one for each of two texts, and one for the classification token.
+
+        The number is 0 if scores do not depend on segments.
+        """
         return 3 if getattr(self.attention.position, "segments", False) else self.embedding.token_types
 
     @property
@@ -87,7 +91,7 @@ class XlnetConfig(EncoderConfig):
 
     @override
     def new_carry(self, rows):
-        """Returns a memory of zeros [rows, layers, M, D]; empty without a memory."""
+        """Returns a `memory` of zeros [rows, layers, M, D]; empty if `memory_length` is 0."""
         if not self.memory_length:
             return {}
         memory = jnp.zeros((rows, self.stack.blocks, self.memory_length, self.embedding.width))
@@ -95,7 +99,7 @@ class XlnetConfig(EncoderConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the multiply-accumulate operations of both streams and of the heads."""
+        """Counts the operations of both streams and of the heads; a causal mask does not reduce the number."""
         width, joined = self.embedding.width, self.attention.heads * self.attention.head_dim
         queries = length + (0 if isinstance(self.head, NoHead) else targets)
         keys, position = length + self.memory_length, self.attention.position
@@ -119,13 +123,13 @@ class TwoStreamStack(Stack):
         *,
         deterministic: bool,
     ) -> tuple[Stream, Memory | None]:
-        """Returns a pair: the output [B, Q, D], and the memory after this batch. Sows no `hidden`.
+        """Returns a pair: the output [B, Q, D], and the memory after this batch or None. Sows no `hidden`.
 
         Args:
-          x: [B, Q, D], the L tokens of a row followed by the queries at its targets.
+          x: [B, Q, D], the L tokens of each row followed by the queries at the targets, if there are any.
           context: context of the self-attention, with the positions of Q queries and K keys.
           length: number of tokens L; the first L positions of `x` are also keys.
-          memory: inputs of the layers in earlier batches; None: no memory.
+          memory: [B, layers, M, D], inputs of the layers in earlier batches; None: no memory.
           deterministic: whether dropout is disabled.
         """
         model = self.model
@@ -164,7 +168,7 @@ class Xlnet(Encoder):
     model: XlnetConfig
 
     def setup(self):
-        """Creates the modules of `Encoder` and `query_embedding` [D], the initial query of every target."""
+        """Creates the modules of `Encoder`, and `query_embedding` [D], the initial query of every target."""
         super().setup()
         table = Table((self.model.embedding.width,), ("embed",), self.model.initializer.table())
         self.query_embedding = table.declare(self, "query_embedding")
@@ -195,19 +199,23 @@ class Xlnet(Encoder):
           carry: dict with the `memory` [B, layers, M, D] after the previous batch; empty: no memory. The positions of
             the memory have token type 0 and are visible to all queries.
           tokens: int32 [B, L].
-          mask: [B, L], 1 for tokens, 0 for padding.
+          mask: [B, L], 1 for tokens, 0 for padding; None: no padding.
           token_types: int32 [B, L]. Attention uses only whether two tokens have the same type. None: scores do not
             depend on segments.
           positions: int32 [B or 1, L], which count down in rows whose text runs backward. By default, 0, 1, 2, …; with
             `reverses_half`, 0, -1, -2, … in the second half of the rows. Only differences between positions of a
             segment matter. Flash kernels assume that the positions of a segment are consecutive. If the last position
             of a row is below the first position, they assume that all segments of the row count down.
-          segment_ids: int32 [B, L]; tokens attend only to their own segment.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment. None: a single segment. Not supported with
+            a memory.
           order: int32 [B, L], rank of each token in the order of prediction. A token attends to tokens of its own rank
             or a lower rank. The query of a target attends to tokens of a lower rank than the target. None: tokens and
             queries attend to all tokens.
-          target_positions: int32 [B, T], indices of the targets in the row.
+          target_positions: int32 [B, T], indices of the targets in the row; None: no targets.
           deterministic: whether dropout is disabled.
+
+        Raises:
+          ValueError: there are both segments and a memory.
         """
         memory, length = carry.get("memory"), tokens.shape[1]
         if positions is None:
@@ -228,7 +236,7 @@ class Xlnet(Encoder):
         return x if target_positions is None else x[:, length:], carry if memory is None else {"memory": memory}
 
     def _context(self, tokens, mask, token_types, positions, segment_ids, order, target_positions, memory):
-        """Returns the context of the tokens and of the queries at their targets."""
+        """Returns the context of the tokens and, if there are targets, of the queries at the targets."""
         shape, remembered = tokens.shape, 0 if memory is None else memory.shape[2]
 
         def of_queries(values, at_targets=None):

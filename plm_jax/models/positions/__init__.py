@@ -1,4 +1,7 @@
-"""Position schemes, one file each, derived from `Position`. A new scheme needs a file here and its name below."""
+"""Position schemes, one file each, derived from `Position`.
+
+A new scheme needs a file in this folder and an import below.
+"""
 
 from plm_jax.models.positions.block import BlockPositions
 from plm_jax.models.positions.disentangled import Disentangled

@@ -13,10 +13,11 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class BlockPositions(Position):
-    """GLM's learned positions: two trained tables [length + 1, embed], added to the embeddings (Du et al. 2022).
+    """GLM's learned positions: two trained tables [length + 1, width], added to the embeddings (Du et al. 2022).
 
     The first table is indexed by the position in the text; all tokens of a blank have the position of the blank's mask
-    token. The second table is indexed by the position within a blank, which counts from 1 and is 0 outside of blanks.
+    token. The second table is indexed by the position within a blank. This position counts from 1, and is 0 outside of
+    blanks.
 
     Attributes:
       length: number of positions of each kind.
@@ -36,7 +37,7 @@ class BlockPositions(Position):
 
     @override
     def embedding_tables(self, width, initializer):
-        """Returns `position_embedding` and `block_position_embedding`, both [length + 1, D]."""
+        """Returns `position_embedding` and `block_position_embedding`, both [length + 1, width]."""
         init = initializer.normal(self.init_std)
         table = Table((self.length + 1, width), ("positions", "embed"), init)
         return {"position_embedding": table, "block_position_embedding": table}

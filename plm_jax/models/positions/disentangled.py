@@ -1,4 +1,4 @@
-"""Disentangled attention: scores between contents and distances, in both directions (He et al. 2021)."""
+"""Disentangled attention: scores depend on contents and on distances (He et al. 2021)."""
 
 import math
 from dataclasses import dataclass
@@ -21,22 +21,25 @@ from plm_jax.models.positions.position import Position, SelfAttentionLayer, Tabl
 class Disentangled(Position):
     """Disentangled attention: scores also depend on embeddings of distances, which all layers share.
 
-    A score is the sum of query · key and the `terms`, divided by sqrt(head_dim · (1 + number of terms)). In both terms,
-    the distance is the position of the query minus the position of the key. The defaults are those of DeBERTa-v2.
+    A score is the sum of query · key and the `terms`. By default, scores are divided by sqrt(head_dim · (1 + number of
+    terms)). A distance is the position of the query minus the position of the key. The default settings are those of
+    DeBERTa-v2.
 
     Source: He et al. 2021 §3.1, arXiv:2006.03654; microsoft/DeBERTa, disentangled_attention.py.
 
     Attributes:
-      length: distance from which all distances in the same direction share one vector.
-      buckets: number of rows of the table for each direction, an even number; half of the rows are for single
-        distances, the other half are for ranges of distances that grow logarithmically up to `length`; 0: one row for
-        each distance.
-      terms: terms that are added to query · key; `c2p`: query · projected distance; `p2c`: key · projected distance.
-      shared: whether each layer also applies its query and key projections to the distances. If not, each layer has
-        separate projections of the distances: for `p2c` with a bias, and for `c2p` with a bias if `key_bias` is set.
-      key_bias: whether the projection of distances for `c2p` has a bias; ignored if `shared` is set.
-      norm: whether a layer norm is applied to the table of distances.
-      epsilon: constant added to the variance in the norm of the table.
+      length: distances of at least this size share one vector in each direction.
+      buckets: number of rows of the table for each direction, an even number. Half of the rows are for single
+        distances. The other half are for ranges of distances up to `length`; larger distances have wider ranges. 0: one
+        row for each distance up to `length`.
+      terms: terms that are added to query · key. `c2p`: query · projected embedding of the distance. `p2c`: key ·
+        projected embedding of the distance.
+      shared: whether each layer projects the embeddings of distances with its query and key projections. If not, each
+        layer has separate projections for them. The projection for `p2c` has a bias; the projection for `c2p` has a
+        bias if `key_bias` is set.
+      key_bias: whether the separate projection for `c2p` has a bias; ignored if `shared` is set.
+      norm: whether a layer norm is applied to the embeddings of distances.
+      epsilon: constant added to the variance in the norm of the embeddings of distances.
       input_positions: number of absolute positions whose embeddings are added to the token embeddings
         (`position_biased_input`); 0: no absolute positions.
       num_tokens: number of tokens in a row that the model is designed for, if it has no absolute positions; longer rows
@@ -95,7 +98,7 @@ class Disentangled(Position):
 
     @override
     def embedding_tables(self, width, initializer):
-        """Returns the table `position_embedding` [input_positions, D]; no table without absolute positions."""
+        """Returns the table `position_embedding` [input_positions, width]; no table without absolute positions."""
         if not self.input_positions:
             return {}
         table = Table((self.input_positions, width), ("positions", "embed"), initializer.table())
@@ -118,9 +121,10 @@ class Disentangled(Position):
 
     @override
     def layer_tables(self, width, heads, head_dim, initializer):
-        """Returns the projections of distances: `distance_key` for `c2p`, `distance_query` for `p2c`, both [D, N · H].
+        """Returns the projections of the terms: `distance_key` for `c2p`, `distance_query` for `p2c`, both [D, N · H].
 
-        Their biases [N · H] are `distance_key_bias` and `distance_query_bias`. If `shared` is set, there are no tables.
+        Biases [N · H] are `distance_query_bias` and, if `key_bias` is set, `distance_key_bias`. A term that is not in
+        `terms` has no projection. If `shared` is set, there are no tables.
         """
         tables, joined = {}, heads * head_dim
         for name in [] if self.shared else self._projections():
@@ -130,7 +134,7 @@ class Disentangled(Position):
         return tables
 
     def bucket_of_distance(self) -> list[int]:
-        """Returns a list whose entry d is the bucket of distance d, for d from 0 to `length`.
+        """Returns a list whose entry d is the bucket of distance d, for each d from 0 to `length`, inclusive.
 
         Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
         """
@@ -144,7 +148,7 @@ class Disentangled(Position):
         return [bucket(distance) for distance in range(self.length + 1)]
 
     def rows(self, distances: Integer[Array, "..."]) -> Integer[Array, "..."]:
-        """Returns the index of the table's row for each distance (position of the query minus position of the key)."""
+        """Returns the row of the table for each distance (position of the query minus position of the key)."""
         buckets = jnp.asarray(self.bucket_of_distance())[jnp.minimum(jnp.abs(distances), self.length)]
         return jnp.clip(jnp.sign(distances) * buckets + self.reach, 0, 2 * self.reach - 1)
 
@@ -175,9 +179,9 @@ class Disentangled(Position):
         return [name for term, name in (("c2p", "key"), ("p2c", "query")) if term in self.terms]
 
     def _vectors(self, layer: SelfAttentionLayer, heads: int) -> dict[str, Float[Array, "heads rows head_dim"]]:
-        """Returns a dict from the name of each projection to the projected table of distances.
+        """Returns the projected tables of distances, by the name of the projection.
 
-        The table `query` is multiplied by the scale of the scores.
+        The result for `query` is multiplied by the scale of the scores.
         """
         table = layer.shared_tables["relative_embedding"]
         if self.norm:

@@ -13,14 +13,15 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class LearnedPositions(Position):
-    """Learned absolute positions: a trained table [offset + length, embed], added to the token embeddings.
+    """Learned absolute positions: a trained table [offset + length, width], added to the token embeddings.
 
     Attributes:
       length: number of positions.
       init_std: standard deviation of the initial table.
       offset: row of the table for the first position; 2 in fairseq (Liu et al. 2019, Lewis et al. 2020).
       skips_padding: whether a bidirectional stack skips padding when it counts positions, as in fairseq (Liu et al.
-        2019). Padding then uses row `offset` - 1 or, if `offset` is 0, row 0. Causal stacks always skip padding.
+        2019). Padding then uses row `offset` - 1 or, if `offset` is 0, row 0. Causal stacks without a cache always skip
+        padding.
     """
 
     kind: ClassVar[str] = "learned"
@@ -42,7 +43,7 @@ class LearnedPositions(Position):
 
     @override
     def embedding_tables(self, width, initializer):
-        """Returns `position_embedding` [offset + length, D]."""
+        """Returns `position_embedding` [offset + length, width]."""
         shape = self.offset + self.length, width
         return {"position_embedding": Table(shape, ("positions", "embed"), initializer.normal(self.init_std))}
 

@@ -16,7 +16,7 @@ class LearnedRelativeBias(LearnedPositions):
 
     Attributes:
       buckets: number of buckets that distances are divided into.
-      max_distance: distance from which all distances in the same direction share a bucket.
+      max_distance: distances of at least this size share one bucket in each direction.
     """
 
     kind: ClassVar[str] = "learned_relative_bias"

@@ -8,7 +8,7 @@ from plm_jax.models.positions.position import Position
 
 @dataclass(frozen=True)
 class NoPositions(Position):
-    """No positions: only the causal mask makes the order of tokens visible."""
+    """No positions: the order of tokens has an effect only through causal masks and sliding windows."""
 
     kind: ClassVar[str] = "none"
     uses_absolute_positions = False

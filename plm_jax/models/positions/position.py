@@ -1,7 +1,7 @@
 """The interface of position schemes of transformers.
 
-Shapes: B batch, L length, D width of the embedding tables, N heads, G groups of keys and values, H head_dim, Q queries,
-K keys.
+Shapes: B batch, L length, D width of the model (in `embed`, width of the embedding tables), N heads, G groups of keys
+and values, H head_dim, Q queries, K keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,9 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class SelfAttentionLayer:
-    """Data and functions of a self-attention layer, for `Position.layer_bias`.
+    """Data and functions of a self-attention layer, for `Position.layer_bias` and `Position.relative_scores`.
+
+    R is any number of vectors.
 
     Attributes:
       depth: index of the layer, from 0; an int or int32 [].
@@ -47,8 +49,8 @@ class SelfAttentionLayer:
       shared_tables: the tables that all layers of the stack share, from `Position.score_tables`.
       project: function (name, [R, D]) → [N or G, R, H] that applies the layer's projection `query`, `key` or `value` to
         vectors.
-      drop: function that applies dropout to vectors [R, D], with the dropout rate of the sub-layers.
-      scale: factor of the scores; queries are already multiplied by this factor.
+      drop: function that applies dropout to vectors [R, D], with the rate `dropout.residual` of the model.
+      scale: factor of the scores. The queries that a scheme receives are already multiplied by this factor.
       query_positions: int32 [B or 1, Q].
       key_positions: int32 [B or 1, K].
       arrays: arrays that the model passes to the layer, as in `Context.arrays`.
@@ -68,12 +70,13 @@ class SelfAttentionLayer:
 class Position(Role):
     """The base class of position schemes: a frozen dataclass with the hooks that a scheme needs.
 
-    Hooks are pure functions of arrays. JAX differentiates them. They may be called for any part of a text.
+    Hooks are pure functions of arrays, which JAX differentiates. A hook may be called for any part of a text.
 
     Attributes:
-      limit: maximum number of positions; None for any number.
-      skips_padding: whether a bidirectional stack counts only non-padding tokens, as a causal stack does.
-      uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
+      limit: maximum number of positions; None: no maximum.
+      skips_padding: whether a bidirectional stack numbers only the non-padding tokens, as a causal stack does.
+      uses_absolute_positions: whether positions are treated as absolute. If so, configs that pack several examples of
+        an encoder-decoder into one row are rejected. May be False if outputs depend only on distances between tokens.
       counts_blanks: whether a token has two positions, one in the text and one within its blank. In the text, all
         tokens of a blank then have the position of the blank's mask token.
       score_terms: number of products whose sum is a score. Without `attention.score_scale`, scores are divided by
@@ -89,16 +92,19 @@ class Position(Role):
     supports_kv_heads: bool = True
 
     def check(self, head_dim: int) -> None:
-        """Raises a `UserError` if the scheme does not support `head_dim`."""
+        """Raises a `UserError` if the scheme does not support `head_dim`; by default, accepts any `head_dim`."""
 
     def default_positions(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
-        """Returns the positions of a bidirectional stack, int32 [B or 1, L]; `mask` [B, L] is 0 at padding."""
+        """Returns the positions of the tokens in a bidirectional stack, int32 [B or 1, L].
+
+        `mask` [B, L] is 0 at padding; None: no padding.
+        """
         return jnp.arange(length)[None]
 
     def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:
         """Returns the tables [rows, width] that `embed` reads, by parameter name.
 
-        In an encoder-decoder, the encoder and the decoder have separate copies of these tables.
+        In an encoder-decoder, the encoder and the decoder have separate copies of these tables, unless they are tied.
         """
         return {}
 
@@ -109,7 +115,7 @@ class Position(Role):
         positions: Integer[Any, "rows length"],
         block_positions: Integer[Any, "batch length"] | None,
     ) -> Float[Array, "batch length dim"]:
-        """Returns the embeddings [B, L, D] with position embeddings added.
+        """Returns the embeddings [B, L, D] with position embeddings added. The default adds nothing.
 
         Args:
           x: [B, L, D].
@@ -125,14 +131,15 @@ class Position(Role):
     ) -> Callable[[jax.Array, Integer[Array, ""] | int], jax.Array] | None:
         """Returns a function that rotates queries or keys at these positions, or None if the scheme does not rotate.
 
-        Arguments of the function are queries or keys [B, N or G, L, H] and the index of the layer, from 0.
+        The function has two arguments: queries or keys [B, N or G, L, H], and the index of the layer, from 0.
+        `positions` and `block_positions` are the same as for `embed`.
         """
         return None
 
     def score_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables for biases of scores, by parameter name. All layers of a stack share these tables.
+        """Returns the tables that `distance_bias`, `bias` and layers read, by parameter name.
 
-        `width` is D, the width of the model.
+        All layers of a stack share these tables. `width` is the width of the model.
         """
         return {}
 
@@ -179,7 +186,9 @@ class Position(Role):
         return None
 
     def layer_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables of a layer, by parameter name. Each layer has its own tables.
+        """Returns the tables of a layer, by parameter name.
+
+        Layers have separate tables, unless they share all parameters.
 
         The arguments are those of `score_tables`. These tables are not sharded by heads, even if an axis is "heads".
         """
@@ -193,8 +202,7 @@ class Position(Role):
     ) -> Float[Array, "batch heads queries keys"] | None:
         """Returns a bias of scores that depends on the layer and on its queries and keys.
 
-        The bias is added before masks are applied. Only the XLA kernel supports it, unless the scheme also defines
-        `relative_scores`. Each layer calls this method.
+        The bias is added before masks are applied. Layers with a flash kernel call `relative_scores` instead.
 
         Args:
           layer: the layer.
@@ -207,7 +215,7 @@ class Position(Role):
         return None
 
     def macs(self, queries: int, keys: int, width: int) -> int:
-        """Returns the number of multiply-accumulates of `layer_bias` for one row in one layer.
+        """Returns the number of multiply-accumulate operations of `layer_bias` for one row in one layer.
 
         Products that all rows of a batch share are not counted. `width` is the number of heads times head_dim.
         """
@@ -222,17 +230,17 @@ class Position(Role):
         """Returns the terms of `layer_bias` in a form that flash kernels do not expand to all scores.
 
         A scheme that defines this method also defines `layer_bias`, with the same arguments. Layers with a flash kernel
-        call this method instead of `layer_bias`. A layer has a flash kernel only if queries and keys are numbered from
-        the same token, as in the stack of an encoder, or if `Context.contiguous` is set.
+        call this method instead of `layer_bias`. For such a scheme, a layer has a flash kernel only if the keys come
+        from the same tokens as the queries, or if `Context.contiguous` is set.
 
         Returns:
-          A pair: the queries [B, N, Q, H], to which the scheme may add a bias; and the terms, or None without terms.
+          A pair: the queries [B, N, Q, H], to which the scheme may add a bias, and the terms; None: no terms.
         """
         return query, None
 
     @property
     def max_length(self) -> int | None:
-        """Row length in tokens that the scheme is designed for; None if unknown."""
+        """Number of tokens in a row that the scheme is designed for; None if unknown."""
         return getattr(self, "length", None)
 
     @property
@@ -241,8 +249,9 @@ class Position(Role):
         return type(self).layer_bias is not Position.layer_bias
 
     def expands_scores(self, in_order: bool) -> bool:
-        """Whether the scheme has a `layer_bias` that must be expanded to all scores.
+        """Returns whether the scheme defines `layer_bias`, and cannot use `relative_scores` instead.
 
-        It must be expanded if the scheme does not define `relative_scores`, or if the positions are not in order.
+        Args:
+          in_order: whether queries and keys are numbered in the same order, which `relative_scores` requires.
         """
         return self.has_layer_bias and not (in_order and type(self).relative_scores is not Position.relative_scores)

@@ -1,4 +1,4 @@
-"""T5's positions: a trained bias of scores by the distance from query to key."""
+"""T5's positions: a trained bias is added to each score, selected by the distance from query to key."""
 
 import math
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ from plm_jax.models.positions.position import Position, Table
 class RelativeBias(Position):
     """T5's relative positions: a trained bias [buckets, heads] per stack, added to scores (Raffel et al. 2020 §2.1).
 
-    In each direction, half of the buckets are for single distances. The other half are for ranges of distances that
-    grow logarithmically up to `max_distance`.
+    In each direction, half of the buckets are for single distances. The other half are for ranges of distances up to
+    `max_distance`; larger distances have wider ranges.
 
     Attributes:
-      buckets: number of buckets that distances are divided into.
-      max_distance: distance from which all distances in the same direction share a bucket.
+      buckets: number of buckets that distances are divided into; a bidirectional stack has half of them in each
+        direction.
+      max_distance: distances of at least this size share one bucket in each direction.
     """
 
     kind: ClassVar[str] = "relative_bias"
@@ -45,8 +46,9 @@ def relative_buckets(distances, position: RelativeBias, causal: bool):
     """Returns the bucket of each distance (position of the key minus position of the query).
 
     In a bidirectional stack, the upper half of the buckets is for keys after the query. In a causal stack, all buckets
-    are for keys up to the position of the query. In each direction, the first half of the buckets are for single
-    distances. The second half are for ranges of distances that grow logarithmically up to `max_distance`.
+    are for keys up to the position of the query, and keys after the query have bucket 0. In each direction, the first
+    half of the buckets are for single distances. The second half are for ranges of distances up to `max_distance`;
+    larger distances have wider ranges.
 
     Source: Raffel et al. 2020 §2.1; google-research/t5x.
     """

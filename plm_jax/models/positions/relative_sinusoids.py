@@ -13,18 +13,20 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class RelativeSinusoids(Position):
-    """Transformer-XL's relative positions: each layer projects sinusoids of distances, and adds trained biases to
-    queries (Dai et al. 2019 §3.3).
+    """Transformer-XL's relative positions: scores depend on projected sinusoids of distances (Dai et al. 2019 §3.3).
+
+    Each layer has its own projection, and trained biases that are added to queries.
 
     Within a row, the positions of any two keys must differ by less than the number of keys. Each layer draws one
-    dropout mask of the sinusoids for all rows. In zihangdai/xlnet, each row has a mask, which all layers share.
+    dropout mask of the sinusoids for all rows. In zihangdai/xlnet, each row has its own mask, and all layers share
+    these masks.
 
     Attributes:
-      clamp: distance from which all distances in the same direction have the same vector (XLNet's `clamp_len`); None:
-        no such distance.
-      segments: whether scores also depend on whether query and key have the same token type (Yang et al. 2019 §2.5).
-        Models pass the token types as the arrays `query_segments` and `key_segments`. Without these arrays, scores do
-        not depend on token types.
+      clamp: distances of at least this size have the same vector in each direction (XLNet's `clamp_len`); None: every
+        distance has its own vector.
+      segments: whether a score also depends on whether query and key have the same token type (Yang et al. 2019 §2.5).
+        Models pass the token types to layers as the arrays `query_segments` and `key_segments`. Without these arrays,
+        scores do not depend on token types.
     """
 
     kind: ClassVar[str] = "relative_sinusoids"
@@ -34,7 +36,7 @@ class RelativeSinusoids(Position):
     segments: bool = True
 
     def reach(self, keys: int) -> int:
-        """Returns the largest distance that has its own vector, for a given number of keys."""
+        """Returns the distance to which larger distances are clipped, for a given number of keys."""
         return keys if self.clamp is None else min(self.clamp, keys)
 
     @override
@@ -45,8 +47,8 @@ class RelativeSinusoids(Position):
     def layer_tables(self, width, heads, head_dim, initializer):
         """Returns the projection `distance` [D, N · H], and `content_bias` and `distance_bias`, both [N, H].
 
-        With segments, also returns `segment_bias` [N, H] and `segment` [2, N, H], which contains the vector for keys in
-        the segment of the query, and the vector for keys in other segments.
+        If `segments` is set, also returns `segment_bias` [N, H] and `segment` [2, N, H]. The two vectors in `segment`
+        are for keys in the segment of the query and for keys in other segments.
         """
         init = initializer.matrix()
         bias = Table((heads, head_dim), (None, None), init)
@@ -106,7 +108,7 @@ def _in_dtype(layer, dtype):
 
 
 def _vectors(layer, tables, reach):
-    """Returns the projected vectors of the distances from -reach to reach, [2 · reach + 1, N, H]."""
+    """Returns the projected vectors of the distances from -reach to reach, [2 · reach + 1, N, H], after dropout."""
     vectors_RD = layer.drop(sinusoids(reach, len(tables["distance"])).astype(tables["distance"].dtype))
     return (vectors_RD @ tables["distance"]).reshape(-1, *tables["distance_bias"].shape)
 
@@ -120,7 +122,8 @@ def _segment_scores(layer, tables, query):
 def sinusoids(reach: int, width: int):
     """Returns the vectors of the distances from -reach to reach, float32 [2 · reach + 1, width].
 
-    The first half of each vector contains sines; the second half contains the cosines of the same angles.
+    The first half of each vector contains sines; the second half contains the cosines of the same angles. `width` must
+    be even.
     """
     frequencies = [10_000.0 ** (-i / width) for i in range(0, width, 2)]  # In double precision.
     angles = jnp.arange(-reach, reach + 1)[:, None] * jnp.array(frequencies, jnp.float32)

@@ -19,14 +19,13 @@ from plm_jax.models.positions.position import Position
 class RotaryScaling:
     """LLaMA 3.1's scaling of frequencies for longer texts (meta-llama/llama-models, llama3/model.py).
 
-    A frequency is the number of rotations over `original_length` tokens. Low frequencies are divided by `factor`, and
-    high frequencies are unchanged. In between, the multiplier of the frequency changes linearly from 1 / `factor` to
-    1. The defaults are those of LLaMA 3.1.
+    Low frequencies are divided by `factor`, and high frequencies are unchanged. In between, the multiplier of a
+    frequency changes linearly from 1 / `factor` to 1. The defaults are those of LLaMA 3.1.
 
     Attributes:
       factor: divisor of low frequencies.
-      low_frequency_factor: frequency below which frequencies are low.
-      high_frequency_factor: frequency above which frequencies are high.
+      low_frequency_factor: number of rotations over `original_length` tokens below which a frequency is low.
+      high_frequency_factor: number of rotations over `original_length` tokens above which a frequency is high.
       original_length: number of tokens in a row of the original pretraining.
     """
 
@@ -45,7 +44,7 @@ class RotaryScaling:
             )
 
     def scaled(self, frequency: float) -> float:
-        """Returns the scaled frequency, in radians per position."""
+        """Returns a frequency after scaling, in radians per position."""
         turns = self.original_length * frequency / (2 * math.pi)
         low, high = self.low_frequency_factor, self.high_frequency_factor
         unscaled = min(max((turns - low) / (high - low), 0.0), 1.0)
@@ -59,9 +58,10 @@ class Rotary(Position):
     The angle is proportional to the position.
 
     Attributes:
-      theta: base of the frequencies; pair i of d rotated dimensions rotates by theta ** (-2i / d) radians per position.
-      thetas: bases by layer, instead of `theta`; layer i, counted from 0, has the base thetas[i % len(thetas)]; a layer
-        with the base 0 does not rotate; empty: all layers have the base `theta`.
+      theta: base of the frequencies; pair i of d rotated dimensions rotates by theta ** (-2i / d) radians per position,
+        before `scaling`.
+      thetas: bases by layer, instead of `theta`. Layer i, counted from 0, has the base thetas[i % len(thetas)]. A layer
+        with the base 0 does not rotate. If `thetas` is empty, all layers have the base `theta`.
       fraction: fraction of the dimensions of each head that are rotated, from the first dimension; the number of
         rotated dimensions is rounded down to an even number.
       interleaved: whether pairs consist of neighboring dimensions; if not, pair i consists of dimensions i and
@@ -92,7 +92,7 @@ class Rotary(Position):
         return int(head_dim * self.fraction / 2) * 2
 
     def frequencies(self, head_dim: int, layer: int = 0) -> list[float]:
-        """Returns the frequency of each pair of dimensions in a layer, in radians per position."""
+        """Returns the scaled frequency of each pair of dimensions in a layer, in radians per position."""
         rotated = self.rotated(head_dim)
         theta = self.thetas[layer % len(self.thetas)] if self.thetas else self.theta
         plain = [theta ** (-i / rotated) if theta else 0.0 for i in range(0, rotated, 2)]

@@ -16,8 +16,8 @@ from plm_jax.models.positions.rotary import Rotary
 class Rotary2D(Position):
     """ChatGLM-6B's rotary positions: the halves of each head are rotated by two different positions.
 
-    The first half is rotated by the position in the text, the second half by the position within a blank; both are
-    defined as in `BlockPositions`. Each half is rotated as `Rotary` rotates a head of this size.
+    The first half is rotated by the position in the text, the second half by the position within a blank. Both
+    positions are defined in `BlockPositions`. Each half is rotated as `Rotary` rotates a head of this size.
 
     Attributes:
       theta: base of the frequencies, as in `Rotary`.

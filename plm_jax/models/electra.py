@@ -139,7 +139,7 @@ class ElectraConfig(EncoderConfig):
     def with_discriminator_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters with the discriminator's embedding tables in place of the shared tables.
 
-        With `sharing` set to `all`, these are the same, and the parameters are unchanged.
+        If `sharing` is "all", the parameters are returned unchanged.
 
         Args:
           params: parameters of the discriminator, with or without the generator.

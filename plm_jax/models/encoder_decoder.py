@@ -168,7 +168,7 @@ class EncoderDecoder(Architecture):
         return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
 
     def setup(self):
-        """Creates `encoder`, `decoder`, an optional `source_encoder`, and what `Architecture` creates.
+        """Creates `encoder`, `decoder`, an optional `source_encoder`, and the modules of `Architecture`.
 
         If encoder and decoder are tied, they are the same module.
         """

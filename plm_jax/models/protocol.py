@@ -30,7 +30,7 @@ class ModelConfig(Role):
     Attributes:
       kind: name in configs.
       architecture: name by which objectives list the models that they train; by default the `kind`. A class derived
-        from the settings of another model inherits the `architecture` of that model.
+        from the settings of another model inherits the `architecture` of that model, unless it sets its own.
       inputs: names of the arrays of a batch that `Module.features` reads, if the batch has them.
       vocab_size: number of rows of the token table or, for a model that reads characters, number of words that the
         model can predict; may be larger than the vocabulary.

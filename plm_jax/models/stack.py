@@ -472,9 +472,9 @@ def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
 def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
     """Computes `jax.lax.scan(layer, x, layers)`, where `layers` is a pair (parameters, other arrays).
 
-    The parameters have one entry per stored block, and the other arrays have one entry per block. The settings of the
-    model decide about recomputation, and about a loop or unrolled layers. The parameters that a group of layers shares
-    are constants of the loop over the group. The loop therefore stores no copy per layer.
+    The parameters have one entry per stored block, and the other arrays have one entry per block. The settings `model`
+    determine whether activations are recomputed and whether the layers are unrolled. The parameters that a group of
+    layers shares are constants of the loop over the group. The loop therefore stores no copy per layer.
     """
     go = loop(model.scan_layers)
     layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)

@@ -92,6 +92,9 @@ class Checkpoints:
         """Begins to save the state after `step` steps; returns once the arrays are copied.
 
         It first waits until the current save has finished.
+
+        Raises:
+          UserError: the save cannot begin in this process, and the job has several processes.
         """
         self._begin(str(step), step, meta, **_items(state))
 
@@ -99,6 +102,9 @@ class Checkpoints:
         """Saves weights in place of the previous best weights, and waits; returns whether the save succeeded.
 
         `warning` returns the reason of a failure, because only failed saves of numbered checkpoints are retried.
+
+        Raises:
+          UserError: the save cannot begin in this process, and the job has several processes.
         """
         with progress.doing("writing the best checkpoint"):
             self.wait()
@@ -144,10 +150,21 @@ class Checkpoints:
         items: dict[str, Any] = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
         about = {"format": folders.FORMAT, "step": step, "run_id": self._run_id}
         items["meta"] = ocp.args.JsonSave(about | meta)
-        with self._recording_failure(name):
+        try:
             self._saver.save(path, args=ocp.args.Composite(**items), force=True)
-            self._saving = threading.Thread(target=self._finish, args=(path, name, step), name="saving")
-            self._saving.start()
+        except Exception as error:  # Orbax, TensorStore and each store have errors of their own.
+            self._failure = _describe_failure(name, error)
+            if jax.process_count() == 1:
+                return
+            # The other processes wait in Orbax for this one, which would compute the next step instead.
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"{self._failure}: make sure that {self.directory} can be written, and run the same command "
+                    "again, which resumes from the last checkpoint"
+                ) from error
+            raise
+        self._saving = threading.Thread(target=self._finish, args=(path, name, step), name="saving")
+        self._saving.start()
 
     def _finish(self, path: epath.Path, name: str, step: int) -> None:
         """Waits for Orbax, seals and renames the checkpoint, and removes old checkpoints; runs on a thread."""
@@ -175,8 +192,12 @@ class Checkpoints:
     def _recording_failure(self, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Orbax, TensorStore and each store have errors of their own.
-            self._failure = f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
+        except Exception as error:
+            self._failure = _describe_failure(name, error)
+
+
+def _describe_failure(name: str, error: Exception) -> str:
+    return f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
 
 
 def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:

@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import pytest
 
 from plm_jax import config
@@ -355,6 +356,18 @@ def test_failed_best_weights_are_no_failed_checkpoint(tmp_path, monkeypatch):
         saves.wait()
         assert saves.failure() is None and "best could not be saved (no space)" in saves.warning()
     assert folders.finished(tmp_path / "checkpoints") == [1]
+
+
+def test_save_that_cannot_begin_ends_a_job_of_several_processes(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no space")
+
+    state = TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer={"x": jnp.ones(2)}, carry=())
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves, monkeypatch.context() as job:
+        job.setattr(ocp.AsyncCheckpointer, "save", fail)
+        job.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(UserError, match=r"checkpoint 1 could not be saved \(no space\): make sure that .* written"):
+            saves.save(1, state, {})
 
 
 def test_remains_of_interrupted_saves_are_removed(tmp_path):

@@ -28,6 +28,9 @@ SAVED = 75
 
 # Seconds without a heartbeat after which a process counts as lost and the other processes of its job end.
 _HEARTBEAT_TIMEOUT = 30
+# Seconds that a process waits for the first process of its job, which may prepare the data before it joins. Launchers
+# end a job if a process fails.
+_JOIN_TIMEOUT = 86_400
 # Words in the errors that JAX and its libraries raise if another process does not answer.
 _PEER_ERROR = re.compile(
     r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
@@ -336,6 +339,7 @@ def start_jax() -> None:
 
     # `runs.interruption` handles signals.
     jax.config.update("jax_enable_preemption_service", False)
+    timeouts: Any = {"initialization_timeout": _JOIN_TIMEOUT, "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT}
     try:
         if jax.distributed.is_initialized():
             pass
@@ -344,10 +348,10 @@ def start_jax() -> None:
                 os.environ["JAX_COORDINATOR_ADDRESS"],
                 int(os.environ["JAX_NUM_PROCESSES"]),
                 int(os.environ["JAX_PROCESS_ID"]),
-                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+                **timeouts,
             )
         elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
-            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT)
+            jax.distributed.initialize(**timeouts)
             # Only the first process prints progress, as with a launcher.
             os.environ["JAX_PROCESS_ID"] = str(jax.process_index())
     except (KeyError, ValueError, RuntimeError) as error:

@@ -26,6 +26,8 @@ from plm_jax.runs.goodput import Goodput, GoodputSnapshot, SlowStep
 
 # Seconds between two heartbeats, and between two checks for slow steps.
 BEAT, _CHECK = 10.0, 0.5
+# Seconds before each further attempt to record that a run is finished.
+_PAUSES = (1.0, 5.0, 25.0)
 # End of a start: every step is finished, it stopped on request, or an error ended it.
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 _STALLED = "stalled-{}.json"
@@ -109,6 +111,12 @@ class Heartbeat:
         self._thread.join()
         self._goodput.close()
         self._end_stall()
+        # Without the record of its end, the evaluation of a finished run would wait for the next start of the run, and
+        # this process would wait for the evaluation.
+        for seconds in _PAUSES if error is None else ():
+            if self.write(ended=True):
+                return
+            time.sleep(seconds)
         self.write(error, ended=True)
 
     def _run(self) -> None:
@@ -127,15 +135,15 @@ class Heartbeat:
             self._check()
             self._goodput.saved.wait(_CHECK)
 
-    def write(self, error: BaseException | None = None, ended: bool = False) -> None:
-        """Writes a heartbeat in the first process of the job, and ignores failures.
+    def write(self, error: BaseException | None = None, ended: bool = False) -> bool:
+        """Writes a heartbeat in the first process of the job; returns False if it could not be written.
 
         Args:
           error: error that ended the start, or None.
           ended: whether the start has ended; if so, the heartbeat records how.
         """
         if self._process:
-            return
+            return True
         state = self._goodput.snapshot()
         content = {
             "began": self._began,
@@ -156,6 +164,8 @@ class Heartbeat:
             if self._number is None:
                 self._number = max(numbers(self._workdir), default=0) + 1
             _put(path(self._workdir, self._number), content)
+            return True
+        return False
 
     def _check(self) -> None:
         """Reports slow steps and stalls."""

@@ -288,3 +288,17 @@ def test_last_heartbeat_describes_the_end(error, ended, clock, tmp_path):
     beat.__exit__(type(error), error, None)
     (only,) = run_status.read(str(tmp_path))
     assert (only["ended"], only["error"]) == ended
+
+
+def test_end_of_a_run_is_recorded_although_its_store_fails_for_a_while(clock, tmp_path, monkeypatch):
+    put, failures = heartbeat._put, [OSError("stale"), UserError("cannot reach")]
+
+    def put_or_fail(path, content):
+        if content["ended"] and failures:
+            raise failures.pop()
+        put(path, content)
+
+    monkeypatch.setattr(heartbeat, "_put", put_or_fail)
+    with Heartbeat(str(tmp_path), Goodput(clock=clock), clock.now, 0.0, 0, 1):
+        pass
+    assert run_status.standing(str(tmp_path)).finished and not failures

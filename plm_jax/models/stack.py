@@ -360,8 +360,10 @@ class Stack(nn.Module):
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
         in_order = context.contiguous or context.source_positions is None
-        layer_bias = attention == "attention" and config.position.expands_scores(in_order)
-        kernel = kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
+        layer_bias = attention == "attention" and config.position.has_layer_bias
+        expanded = layer_bias and config.position.expands_scores(in_order)
+        biases = {"layer_bias": layer_bias, "expanded_layer_bias": expanded}
+        kernel = kernels.pick(name, setting, context, dtype=self.dtype, **biases, **sizes)
         return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):

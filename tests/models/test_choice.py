@@ -1,17 +1,20 @@
 """Attention kernel of every published model on TPUs and NVIDIA GPUs, and its table in docs/gpu-clusters.md."""
 
+import logging
 import pathlib
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.config import files as pages
+from plm_jax.models import registry
 from plm_jax.models.kernels import Context, choose, pick
 from plm_jax.models.positions import Position
 from tests.golden.make_configs import sizes
-from tests.models.test_kernels import TPU, devices
+from tests.models.test_kernels import HOPPER, TPU, devices
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "gpu-clusters.md"
 FAMILIES = [name for name in pages.names() if sizes(name)]
@@ -63,8 +66,31 @@ def test_flash_supports_an_order_but_no_mask_for_each_query(order):
     context = Context(order=(ranks, ranks)) if order else Context(mask=jnp.ones((1, 8, 8), jnp.int32))
     sizes = {"dtype": jnp.bfloat16, "head_dim": 64, "groups": 2, "queries": 8, "keys": 8}
     with devices(TPU):
-        kernel = pick("attention", "auto", context, layer_bias=False, **sizes)
+        kernel = pick("attention", "auto", context, layer_bias=False, expanded_layer_bias=False, **sizes)
     assert kernel == ("flash" if order else "xla")
+
+
+@pytest.mark.parametrize("setting", ["auto", "cudnn"])
+@pytest.mark.parametrize("position", [models.Disentangled(), models.RelativeSinusoids()], ids=lambda each: each.kind)
+def test_cudnn_never_drops_the_scores_that_layers_add(position, setting, caplog):
+    """Without dropout, cudnn supports everything else that these models need."""
+    kind = models.XlnetConfig if isinstance(position, models.RelativeSinusoids) else models.EncoderConfig
+    model = kind(
+        embedding=models.EmbeddingConfig(32, 32),
+        attention=models.AttentionConfig(heads=2, head_dim=16, position=position),
+        feed_forward=models.FeedForwardConfig(32),
+        stack=models.StackConfig(2),
+        head=models.VocabularyHead(),
+        attention_kernel=setting,
+    )
+    params, tokens = registry.shapes(model), jnp.zeros((2, 8), jnp.int32)
+    caplog.set_level(logging.INFO)
+    with devices(HOPPER):
+        module = registry.build(model, jnp.bfloat16)
+        jax.eval_shape(lambda params: module.apply({"params": params}, tokens, method="features"), params)
+    messages = {record.getMessage() for record in caplog.records}
+    reason = " (cudnn would hold a bias of all scores in memory)" if setting == "cudnn" else ""
+    assert messages == {f"attention of 'stack' uses the flash kernel{reason}"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -59,7 +59,7 @@ def choose(
     Args:
       setting: `TransformerConfig.attention_kernel`; `auto` requests any of the preferred kernels of the platform.
       dtype: dtype of queries, keys and values.
-      distance_bias: whether scores have a bias by distance or `RelativeScores`.
+      distance_bias: whether scores have a bias by distance, or a bias that each layer adds.
       bias: whether scores have any other bias.
       dense: whether the attention has a mask, segments or an order of prediction.
       prefix: whether a causal stack has a prefix that all queries attend to.
@@ -110,6 +110,7 @@ def pick(
     queries: int,
     keys: int,
     layer_bias: bool,
+    expanded_layer_bias: bool,
 ) -> str:
     """Selects the kernel of an attention with `choose`, logs it, and returns its name.
 
@@ -119,7 +120,8 @@ def pick(
       name: name of the attention in the log.
       context: masks and biases of the attention.
       groups: number of key/value heads.
-      layer_bias: whether layers add a bias that must be expanded to all scores.
+      layer_bias: whether each layer adds a bias, which is not in `context` yet.
+      expanded_layer_bias: whether this bias must be expanded to all scores.
     """
     kernel, reason = choose(
         setting,
@@ -128,8 +130,8 @@ def pick(
         head_dim=head_dim,
         queries=queries,
         keys=keys,
-        distance_bias=context.distance_bias is not None or context.relative is not None,
-        bias=context.bias is not None or layer_bias,
+        distance_bias=context.distance_bias is not None or layer_bias,
+        bias=context.bias is not None or expanded_layer_bias,
         dense=any(each is not None for each in (context.mask, context.segment_ids, context.order)),
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,

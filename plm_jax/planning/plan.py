@@ -63,9 +63,8 @@ def plan(
     """
     padding = _describe_padding(run, report)
     if topology == "none":
+        _, run = search.with_one_mesh(run, costliest_phase(run))
         run = dataclasses.replace(run, mesh=config.MeshConfig())
-        phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
-        run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
         return _shapes(_programs(run, jax.devices()[:1])) | padding
     devices = slice_devices(topology, slices)
     target = {"topology": topology, "slices": slices} | padding
@@ -220,20 +219,20 @@ def device_bytes(tree) -> int:
 def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any], config.Run]]:
     """Yields changes that save memory, in ascending order of the loss of speed.
 
-    Each change is a pair: a dict of changed settings, and the changed run. If the axis `data` is larger than 1, the
-    first change moves its devices to the axis `fsdp`, and all later changes include this change. Sharding over all
-    devices, or using up to four times as many microbatches, costs some bandwidth. Recomputing cheap operations costs
-    little time; recomputing whole blocks costs a quarter of the time of a step. The last change uses microbatches of
-    one row per shard.
+    Each change is a pair: a dict of changed settings, and the changed run. Each change gives all phases the same mesh,
+    that of the costliest phase. If its axis `data` is larger than 1, the first change moves these devices to the axis
+    `fsdp`, and all later changes include this change. Sharding over all devices, or using up to four times as many
+    microbatches, costs some bandwidth. Recomputing cheap operations costs little time; recomputing whole blocks costs a
+    quarter of the time of a step. The last change uses microbatches of one row per shard.
     """
-    change: dict[str, Any] = {}
+    phase = costliest_phase(run)
+    change, run = search.with_one_mesh(run, phase)
     sizes = meshes.resolved(run.mesh, num_devices)
     if sizes["data"] != 1:
         sizes |= {"data": 1, "fsdp": sizes["data"] * sizes["fsdp"]}
         change |= {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
         run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes))
         yield dict(change), run
-    phase = costliest_phase(run)
     shards = math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
     rows = phase.batch_size // shards
     counts = [count for count in (phase.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]

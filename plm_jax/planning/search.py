@@ -65,6 +65,7 @@ def candidates(
       devices: number of devices.
     """
     ranked = []
+    mesh_changes, run = with_one_mesh(run, phase)
     for sizes in _meshes(run, phase, devices):
         shards = math.prod(sizes[axis] for axis in ("data", "fsdp", "stage") if axis in sizes)
         if phase.batch_size % shards:
@@ -75,12 +76,27 @@ def candidates(
                 if cost.memory > 1.2 * chip.hbm_bytes:
                     continue
                 settings = {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
+                settings = mesh_changes | settings
                 counts, changed = with_settings(run, phase, sizes, shards, microbatches, remat)
                 settings |= counts if microbatches != phase.microbatches else {}
                 settings |= {"model.remat": remat} if remat != run.model.remat else {}
                 if settings:
                     ranked.append(MeshCandidate(settings, changed, cost))
     return sorted(ranked, key=lambda candidate: (candidate.cost.seconds, candidate.cost.memory))
+
+
+def with_one_mesh(run: config.Run, phase: config.Phase) -> tuple[dict[str, Any], config.Run]:
+    """Gives all phases of a run the mesh of `phase`.
+
+    Returns:
+      A pair: the changed settings by config field, which are empty if no phase has a mesh of its own; and the run.
+    """
+    mesh = config.mesh_of(run, phase)
+    changes = config.differences(config.to_dict(run.mesh), config.to_dict(mesh), "mesh")
+    settings: dict[str, Any] = {change.field: change.now for change in changes}
+    settings |= {f"train.phases.{index}.mesh": None for index, each in enumerate(run.train.phases) if each.mesh}
+    phases = tuple(dataclasses.replace(each, mesh=None) for each in run.train.phases)
+    return settings, dataclasses.replace(run, mesh=mesh, train=dataclasses.replace(run.train, phases=phases))
 
 
 def with_settings(

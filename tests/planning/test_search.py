@@ -7,12 +7,13 @@ import jax
 import pytest
 
 from plm_jax import config, models
+from plm_jax.common import overrides
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.planning import search
-from plm_jax.training import flops
+from plm_jax.training import flops, mesh
 from tests.planning.test_plan import SHARDED
 from tests.support.tiny import T5
 
@@ -132,6 +133,20 @@ def test_a_batch_that_no_mesh_divides_is_said(monkeypatch):
     run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, batch_size=3))
     with pytest.raises(UserError, match="no mesh of these devices divides"):
         planning.plan(run, "v5p:2x2x2", run_search=True)
+
+
+def test_every_candidate_gives_all_phases_its_mesh():
+    phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0, mesh={"data": 1, "fsdp": 8}))
+    run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, microbatches=1, phases=phases))
+    longest = config.resolve_phases(run)[1]
+    for settings, changed in [
+        *((each.settings, each.run) for each in search.candidates(run, longest, 10**6, CHIP, 8)),
+        *planning.remedies(run, 8),
+    ]:
+        assert settings["train.phases.1.mesh"] is None
+        assert all(config.mesh_of(changed, phase) == changed.mesh for phase in config.resolve_phases(changed))
+        assert math.prod(mesh.sizes(changed.mesh)) == 8
+        assert config.from_dict(overrides.overridden(run, settings)) == changed
 
 
 def test_the_guess_knows_what_costs():

@@ -10,6 +10,8 @@ from plm_jax.training import trainable
 def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
     """Returns the norm of each layer, by a name such as `stack/blocks/3`, computed from the norms of its tensors.
 
+    If the run has several updates, there is a norm for each update that trains the layer.
+
     A tensor outside of all layers is reported by its own name.
 
     Args:
@@ -18,7 +20,8 @@ def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
     """
     squares: dict[str, float] = {}
     for name, value in zip(names, values.tolist(), strict=True):
-        layer = trainable.layer_of(name)
+        tensor, *update = name.partition(" (")
+        layer = trainable.layer_of(tensor) + "".join(update)
         squares[layer] = squares.get(layer, 0.0) + value**2
     return {name: float(np.sqrt(square)) for name, square in squares.items()}
 

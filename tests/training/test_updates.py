@@ -11,7 +11,7 @@ import pytest
 
 from plm_jax import losses
 from plm_jax.common import keys
-from plm_jax.training import spikes, state, step, trainable, updates
+from plm_jax.training import norms, spikes, state, step, trainable, updates
 from plm_jax.training.state import AverageConfig
 
 ROOT = keys.from_seed(7)
@@ -186,3 +186,11 @@ def test_spike_of_the_sum_skips_every_update():
     assert metrics["incident"] == spikes.SPIKE and metrics["loss"] > metrics["limits"][0]
     jax.tree.map(np.testing.assert_array_equal, after.params, current.params)
     jax.tree.map(np.testing.assert_array_equal, after.optimizer, current.optimizer)
+
+
+def test_norms_of_updates_that_train_the_same_layers_stay_apart():
+    names = [
+        f"{tensor} ({update})" for update in ("actor", "critic") for tensor in ("stack/blocks/0/k", "stack/blocks/0/b")
+    ]
+    expected = {"stack/blocks/0 (actor)": 5.0, "stack/blocks/0 (critic)": 13.0}
+    assert norms.by_layer(names, np.array([3.0, 4.0, 5.0, 12.0])) == expected

@@ -111,10 +111,10 @@ def _listed(phrases: tuple[str, ...]) -> str:
     return " or ".join(f'"{phrase}"' for phrase in phrases)
 
 
-def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def steps(rule: settings.CleaningConfig, counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Returns the numbers of pages and characters left after each step, by step and in order.
 
-    A step that did not run, or after which no page is left, is omitted.
+    A step is omitted if no page reached it.
     """
     names = (
         "length",
@@ -129,12 +129,14 @@ def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
     )
     names += ("duplicates", "language", "bad words", "decontamination", "near-duplicates")
     after = {"reading": counts.get("read")} | {name: counts.get(f"after {name}") for name in names}
-    return {name: (count["number"], count["characters"]) for name, count in after.items() if count}
+    removes = {step for reason, (step, _, _) in reasons(rule).items() if reason in counts}
+    left = {name: (count["number"], count["characters"]) if count else (0, 0) for name, count in after.items()}
+    return {name: sizes for name, sizes in left.items() if after[name] or name in removes}
 
 
 def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
     """Returns two Markdown tables: the text left after each step, and the text removed for each reason."""
-    left = steps(counts)
+    left = steps(rule, counts)
     first = left["reading"]
     rows = ["| after | pages | characters | of all characters |", "|---|---:|---:|---:|"]
     rows += [f"| {name} | {n:,} | {size:,} | {size / max(first[1], 1):.1%} |" for name, (n, size) in left.items()]
@@ -185,7 +187,7 @@ def plot(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
 
     figure = Figure(figsize=(13, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    shares = steps(counts)
+    shares = steps(rule, counts)
     first = shares["reading"]
     for column, (label, height) in enumerate((("pages", -0.2), ("characters", 0.2))):
         share = [values[column] / max(first[column], 1) for values in shares.values()]

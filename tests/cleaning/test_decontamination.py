@@ -186,7 +186,7 @@ def test_a_run_reports_what_each_evaluation_set_removed(tmp_path):
         row["text"] for row in read_lines(output, "validation-*")
     } == {*prose[6:]}
     counts = json.loads((output / "report.json").read_text())["counts"]
-    assert {step: number for step, (number, _) in report.steps(counts).items()} == {
+    assert {step: number for step, (number, _) in report.steps(rule, counts).items()} == {
         "reading": 8, "length": 8, "newest copies": 8,
         "repetition": 7, "quality": 6, "FineWeb": 5, "decontamination": 2,
     }  # fmt: skip

@@ -66,7 +66,7 @@ def clean(inputs: list[str], output, rule: settings.CleaningConfig) -> dict:
     job.clean(inputs, str(output), rule, InProcessExecutor(), show_progress=False)
     counts = json.loads((output / "report.json").read_text())["counts"]
     assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
-    for step, (number, _) in report.steps(counts).items():
+    for step, (number, _) in report.steps(rule, counts).items():
         assert f"| {step} | {number:,} |" in (output / "report.md").read_text()
     return counts
 
@@ -446,7 +446,9 @@ def test_earlier_output_survives_if_no_page_passes(tmp_path, capsys):
         capsys.readouterr()
         with pytest.raises(UserError, match="no page for training passed"):
             job.clean([path], str(output), strict, InProcessExecutor(), show_progress=False)
-        assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
+        table = capsys.readouterr().out
+        assert "| reading | 1 | 14 | 100.0% |\n| length | 0 | 0 | 0.0% |\n\n" in table
+        assert "| length | pages | more than 2 characters | 1 | 14 |" in table
         assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
 
 

@@ -224,7 +224,7 @@ def _literal(text: str) -> Any:
     """Returns the value of a Python literal; returns any other text unchanged."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # The last two: it is nested too deeply.
         return text
 
 

@@ -64,6 +64,8 @@ def test_limits_can_be_set():
     assert settings.resolve("en.noclean", ["limits.depth=20"]).limits == settings.LimitsConfig(depth=20)
     with pytest.raises(UserError, match=r"settings\.limits\.line_bytes is 0: must be between 1 and"):
         settings.resolve("en.noclean", ["limits.line_bytes=0"])
+    nested = "-" * 20_000 + "1"  # Python cannot parse this.
+    assert settings.resolve("en.noclean", ["lines.kind=c4", f"lines.end_marks={nested}"]).lines.end_marks == (nested,)
 
 
 def test_settings_can_be_changed():

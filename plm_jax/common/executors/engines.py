@@ -46,5 +46,5 @@ def make(engine: str, options: Sequence[str]) -> Executor:
             values["options"].append(option)
         else:
             hint = nearest(name, fields) if fields else "it has none"
-            raise UserError(f"{engine} has no option {option}: {hint} Write --name=value")
+            raise UserError(f"{engine} has no option {option}, written as --name=value: {hint}")
     return trees.parse(executor, values, engine)

@@ -9,7 +9,7 @@ conservative:
   variance of each run. Both runs are tested on the same rows, so the variance of their difference is smaller than the
   sum of the variances.
 - Spread of the table: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
-  the upper quartile of the variances of all rows.
+  the upper quartile of the variances of all rows. Runs that have diverged do not count.
 """
 
 import math
@@ -77,7 +77,8 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
     A row cannot be tested with fewer than two seeds, without any spread over seeds or test rows, or if a value is NaN.
     """
     counted = [sample for sample in (reference, *rows) if len(sample.values) > 1]
-    spreads = [_variance(sample.values) for sample in counted]
+    variances = [_variance(sample.values) for sample in counted]
+    spreads = [variance for variance in variances if math.isfinite(variance)]
     min_variance = float(np.quantile(spreads, 0.75)) if spreads else 0.0
     tests: list[float | None] = []
     for row in rows:
@@ -110,8 +111,8 @@ def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Returns the sample variance, exactly 0 for equal values."""
-    return float(np.var(values, ddof=1)) if min(values) < max(values) else 0.0
+    """Returns the sample variance: exactly 0 for equal values, and NaN if a value is NaN."""
+    return 0.0 if all(value == values[0] for value in values) else float(np.var(values, ddof=1))
 
 
 def _error(seeds: Sequence[float], samples: Sequence[Sample]) -> tuple[float, float]:

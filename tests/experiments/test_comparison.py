@@ -317,6 +317,15 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
     ]
 
 
+@pytest.mark.parametrize("lost", [[np.nan, 0.5, 0.6], [0.5, np.nan, 0.6], [0.5, 0.6, np.nan]])
+def test_a_diverged_seed_changes_no_other_test(lost):
+    rows = [significance.Sample(values) for values in ([0.806, 0.806, 0.8065], [0.5, 0.6, 0.7], [0.3, 0.5, 0.4])]
+    reference = significance.Sample([0.8, 0.8, 0.801])
+    expected = significance.p_values(reference, rows)
+    assert expected[0] > 0.9
+    assert significance.p_values(reference, [*rows, significance.Sample(lost)]) == [*expected, None]
+
+
 def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
     results = seeded({"a": WORSE, "b": [2.0, np.nan, 2.02], "c": BETTER}, "s/loss")
     rows = comparison.compare_with_paper(results, [], "loss", "s/loss")

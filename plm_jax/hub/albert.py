@@ -54,7 +54,10 @@ class AlbertFamily(Family):
     )
     buffers = bert.BUFFERS
     copies = {"predictions.decoder.bias": "predictions.bias"}
-    vocabulary_files = {"sentencepiece": ("spiece.model",)}
+    vocabulary_files = {
+        "sentencepiece": ("spiece.model",),
+        "wordpiece": ("vocab.txt",),
+    }  # Chinese models have the latter.
     tokenizer_class = "AlbertTokenizer"
     # `transformers` has another default of this rate for ALBERT.
     tasks = {
@@ -72,11 +75,15 @@ class AlbertFamily(Family):
 
     @override
     def tokenizer_config(self, files, special_ids):
+        if _is_wordpiece(files):
+            return bert.BertFamily().tokenizer_config(files, special_ids)
         lower = special_ids.get("lowercase", _is_uncased(files))
         return super().tokenizer_config(files, special_ids) | {"do_lower_case": lower, "keep_accents": not lower}
 
     @override
     def special_ids(self, files, tokenizer_config):
+        if _is_wordpiece(files):
+            return bert.BertFamily().special_ids(files, tokenizer_config)
         ids = piece_ids(files)
         lower, keeps_accents = tokenizer_config.get("do_lower_case"), tokenizer_config.get("keep_accents")
         lower = _is_uncased(files) if lower is None else bool(lower)
@@ -98,6 +105,11 @@ class AlbertFamily(Family):
 def piece_ids(files: list[bytes]) -> dict[str, int]:
     """Returns a dict from the pieces in spiece.model to their ids."""
     return {piece.piece: i for i, piece in enumerate(_pieces(files))}
+
+
+def _is_wordpiece(files: list[bytes]) -> bool:
+    """Whether the vocabulary is a vocab.txt, not a spiece.model."""
+    return b"[CLS]" in files[0].splitlines()
 
 
 def _is_uncased(files: list[bytes]) -> bool:

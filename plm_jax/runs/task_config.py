@@ -202,6 +202,7 @@ def write(
     content = _with_settings(template, path, rows.validation_interval(), changes)
     lines = rows.report(train)
     rows.warn_of_scale(train)
+    rows.warn_of_similar_labels(train)
     if storage.exists(path):
         existing = storage.read(path).decode("utf-8")
         if _body(existing) == content:
@@ -413,11 +414,24 @@ class _Rows:
     def report(self, train: str) -> list[str]:
         """Returns lines to print: the most frequent labels of the table `train` with counts, and the skipped rows."""
         counts = self._labels.most_common(_MAX_SHOWN)
-        shown = [f"{label} {count:,}" for label, count in counts]
+        shown = [f"{label if label == label.strip() else repr(label)} {count:,}" for label, count in counts]
         if more := len(self._labels) - len(counts):
             shown.append(f"{more} more")
         lines = [f"labels of {train}: {', '.join(shown)}"] if shown else []
         return lines + ([self._skipped.report(train)] if self._skipped and self._skipped.bad else [])
+
+    def warn_of_similar_labels(self, train: str) -> None:
+        """Warns if labels of the table `train` differ only in case or in white space."""
+        groups: dict[str, list[str]] = {}
+        for label in self._labels:
+            groups.setdefault(" ".join(label.split()).casefold(), []).append(label)
+        if similar := [labels for labels in groups.values() if len(labels) > 1]:
+            names = ", ".join(map(repr, similar[0]))
+            warnings.warn(
+                f"labels of {train} differ only in case or white space, such as {names}: correct the table if they "
+                "mean the same",
+                stacklevel=3,
+            )
 
     def warn_of_scale(self, train: str) -> None:
         """Warns if the mean or the standard deviation of the scores in the table `train` is large.

@@ -282,6 +282,15 @@ def test_scores_of_another_scale_are_reported(scores, numbers, tmp_path, recwarn
     assert [line.startswith(expected) for line in lines] == ([] if numbers is None else [True])
 
 
+@pytest.mark.parametrize(("other", "is_similar"), [("good ", True), ("Good", True), ("goods", False)])
+def test_labels_that_differ_in_case_or_white_space_are_reported(other, is_similar, tmp_path, recwarn):
+    rows = [{"t": "a", "y": label} for label in ("good", "bad", other)]
+    _, lines = write(tmp_path, Columns(("t",), label="y"), rows)
+    assert any(f"{other if other.strip() == other else repr(other)} 1" in line for line in lines)
+    said = [str(warning.message) for warning in recwarn if "only in case or white space" in str(warning.message)]
+    assert [f"such as 'good', {other!r}: correct the table" in line for line in said] == [True] * is_similar
+
+
 def test_texts_are_not_scores(tmp_path):
     with pytest.raises(UserError, match=r"my-table\.jsonl:2 has \"x\" in 'y': expected a number"):
         write(tmp_path, Columns(("t",), score="y"), [{"t": "a", "y": 1}, {"t": "a", "y": "x"}])

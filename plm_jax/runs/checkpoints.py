@@ -13,7 +13,9 @@ The checkpoint `best` contains only params, meta and the manifest.
 """
 
 import contextlib
+import errno
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +33,9 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import files
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.training.state import TrainState
+
+# Reasons of failed saves that messages name without further text.
+_REASONS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
@@ -197,7 +202,9 @@ class Checkpoints:
 
 
 def _describe_failure(name: str, error: Exception) -> str:
-    return f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
+    # TensorStore's message does not begin with the reason.
+    reason = next((text for text in _REASONS if text in str(error)), one_line(error.__cause__ or error))
+    return f"checkpoint {name} could not be saved ({reason})"
 
 
 def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:

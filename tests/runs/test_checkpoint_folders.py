@@ -1,7 +1,9 @@
 """Checkpoints that are damaged, swapped, read while they are removed, or of old."""
 
+import errno
 import fcntl
 import json
+import os
 import pathlib
 import shutil
 
@@ -339,6 +341,23 @@ def test_failed_save_removes_no_checkpoint(tmp_path, monkeypatch):
         saves.save(2, state, {})
         saves.wait()
         assert saves.failure() is None and len(pruned) == 1
+
+
+def test_full_disk_is_named_in_one_phrase(tmp_path, monkeypatch):
+    """TensorStore's message is long, and says at its end that there is no space."""
+
+    def fail(*_, **__):
+        raise ValueError(
+            'RESOURCE_EXHAUSTED: Error writing "head_norm.scale/0" in OCDBT database at local file '
+            + "x" * 200
+            + os.strerror(errno.ENOSPC)
+        )
+
+    state = TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer=(), carry=())
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", fail)
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves:
+        saves.save(1, state, {})
+        assert saves.failure() == "checkpoint 1 could not be saved (No space left on device)"
 
 
 def test_failed_best_weights_are_no_failed_checkpoint(tmp_path, monkeypatch):

@@ -66,6 +66,7 @@ def main() -> None:
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
         _ = lm.tokenizer
+    language_model.report_step(lm, checkpoint)
     options: dict[str, Any] = {"pooling": _POOLING.value, "layer": _LAYER.value, "normalize": _NORMALIZE.value}
     with _writing(target) as write:
 

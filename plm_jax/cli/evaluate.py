@@ -112,6 +112,7 @@ def _evaluate_harness(checkpoint: str) -> None:
         from plm_jax.evaluation import harness
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint, average=_AVERAGE.value)
+    language_model.report_step(lm, checkpoint)
     metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
     for task, figures in metrics.items():
         prepared.print_metrics(task, figures)

@@ -48,6 +48,7 @@ def main() -> None:
     prompts = _PROMPT.value + (prompt_files.read(_PROMPTS.value) if _PROMPTS.value else [])
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
+    language_model.report_step(lm, checkpoint)
     with progress.doing("loading the vocabulary"):
         _ = lm.tokenizer
     with progress.doing("compiling and generating"):

@@ -68,6 +68,7 @@ def main() -> None:
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
         _ = lm.tokenizer
+    language_model.report_step(lm, checkpoint)
     head = tasks.head_of(lm.config)
     names = _TEXT.value or (["text"] if source.endswith(".txt") and head else [])
     make = tables.example_maker(lm.run, head and head.kind, names)

@@ -11,7 +11,7 @@ from plm_jax.evaluation import perplexity, prepared
 from plm_jax.evaluation.few_shot import FewShotOptions
 from plm_jax.evaluation.prepared import Metrics
 from plm_jax.evaluation.scoring import TextScoring
-from plm_jax.inference.language_model import LanguageModel, load
+from plm_jax.inference.language_model import LanguageModel, load, report_step
 from plm_jax.runs import transfer
 
 
@@ -57,6 +57,7 @@ def evaluate(
     else:
         with progress.doing(f"loading {model}"):
             lm = load(model, average=average)
+        report_step(lm, str(model))
     record = recorder(lm, report)
     text_scoring = TextScoring(stride, limit)
     if texts:

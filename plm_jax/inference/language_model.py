@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -472,6 +473,12 @@ class LanguageModel:
         """
         embeddings.check_pooling(pooling)
         checkpoint_formats.save(os.fspath(directory), self._pretrained, format, pooling=pooling, normalize=normalize)
+
+
+def report_step(lm: LanguageModel, path: str) -> None:
+    """Prints the step of the run that a model was loaded from; prints nothing for a model from another format."""
+    if lm.step is not None and lm.run is not None:
+        print(f"{path}: weights of step {lm.step:,} of {lm.run.train.steps:,}", file=sys.stderr, flush=True)
 
 
 def load(

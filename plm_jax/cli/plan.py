@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from plm_jax.common import command_line, progress, storage
+from plm_jax.common.errors import UserError
 from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
@@ -34,7 +35,9 @@ _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 
 def main() -> None:
     """Compiles the step, prints a table and writes `--output`."""
-    run, topology = _CONFIG.run(), command_line.required(_TOPOLOGY)
+    if not _TOPOLOGY.value:
+        raise UserError("--topology is missing: set it to a TPU slice or GPUs, or to none for sizes alone")
+    run, topology = _CONFIG.run(), _TOPOLOGY.value
     checks.refuse_unused(run)
     command_line.start_jax_for_planning()
     with progress.doing("loading JAX"):

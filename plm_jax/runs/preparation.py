@@ -118,7 +118,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
         elif comparison.unseen:
             unseen.append(f"'{name}' ({comparison.unseen})")
     if unseen:
-        _say(f"cannot compare the texts of {', '.join(unseen)}: using their caches as they are")
+        _say(f"warning: cannot compare the texts of {', '.join(unseen)}: using their caches as they are")
     return changed
 
 

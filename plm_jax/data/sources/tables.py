@@ -315,7 +315,7 @@ class _CsvLines:
         if line is None or self.size > self._limit:
             raise _TooLongError
         if "\0" in line:
-            self.problem = "has a NUL character: remove it"
+            self.problem = "has a NUL character: remove it, or convert the file to UTF-8"
         elif not text.is_utf8(line):
             self.problem = "is not UTF-8 text: convert it to UTF-8"
         return line.removeprefix("\ufeff") if self.number == 1 else line

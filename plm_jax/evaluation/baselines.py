@@ -19,15 +19,15 @@ _BASELINES = {
 
 
 def baseline_of(metrics: Mapping[str, float], name: str) -> str | float | None:
-    """Finds the baseline of a metric: the same metric of a predictor that ignores the input.
+    """Finds the baseline of a metric: the result of a predictor that ignores the input.
 
     Args:
       metrics: metrics by names such as `SOURCE/accuracy`.
-      name: name of the metric.
+      name: name of the metric, such as `SOURCE/accuracy`.
 
     Returns:
-      If `metrics` contains the baseline: its name. If the baseline is a constant: its value. If no baseline is known:
-      None.
+      The name of the baseline in `metrics`; or the value of the baseline if it is a constant, such as 0 for a
+      correlation; or None if no baseline is known.
     """
     metric = name.rpartition("/")[2]
     for group in declarations.groups(name):

@@ -27,25 +27,26 @@ def evaluate(
     average: bool = False,
     report: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
-    """Prints and returns the metrics of each task. For the model of a run, also adds them to evaluation.jsonl.
+    """Prints and returns the metrics of each task. For a run or a checkpoint, also adds them to evaluation.jsonl.
 
     Args:
       model: a loaded model; or the path of a run, a checkpoint, a converted model or a Hugging Face model.
-      tasks: names, either `SOURCE` (its validation split) or `SOURCE:SPLIT`; empty for all sources of the run.
+      tasks: names, either `SOURCE` (its validation split) or `SOURCE:SPLIT`. If empty: all sources of the run or, with
+        `few_shot`, all sources that have a prompt.
       run: run on whose data the model is evaluated; None for the run that trained the model. If `model` is a path and
         `prepare --from` made caches for this model, these caches are read.
-      texts: paths or patterns of text files. The model scores these files instead of tasks.
+      texts: paths or patterns of text files, which the model scores instead of tasks.
       few_shot: settings of a zero- or few-shot evaluation, which presents rows to the model as prompts; None for other
         evaluations. If it is set, `tasks` may also contain tasks of `configs/tasks`.
-      stride: number of tokens by which windows move over whole texts. None: tasks are evaluated on the rows of their
-        caches, and text files are scored in disjoint windows.
-      limit: number of texts that are scored; None for all.
+      stride: number of tokens by which windows move over whole texts. None: sources are not scored as whole texts, and
+        text files are scored in disjoint windows.
+      limit: maximum number of texts for each task, with `texts` or `stride`; None for all.
       average: whether to evaluate the moving average of the weights of a run or checkpoint. Its metrics are not added
         to evaluation.jsonl.
       report: called after each task with the metrics of all tasks so far.
 
     Raises:
-      UserError: a task or source is unknown, has no cache, or does not fit the model.
+      UserError: arguments cannot be combined, the model cannot be loaded, or a task cannot be evaluated.
     """
     _check_options(tasks, run, texts, few_shot, stride, limit)
     if isinstance(model, LanguageModel):
@@ -79,10 +80,7 @@ def evaluate(
 
 
 def _with_caches_of(run: config.Run, model: str) -> config.Run:
-    """Returns `run` with the vocabulary and the caches that `prepare --from=MODEL` made.
-
-    If there are no such caches, returns `run` unchanged.
-    """
+    """Returns `run`, changed to the caches that `prepare --from=MODEL` made; unchanged if there are none."""
     with contextlib.suppress(UserError):  # Without a vocabulary, there are no such caches.
         resolved = transfer.resolve(run, model)
         folders = (os.path.join(resolved.data.cache_dir, name) for name in config.read_sources(resolved))
@@ -110,7 +108,11 @@ def _check_options(
 
 
 def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:
-    """Returns a function that reports metrics and, if the model is from a run, first adds them to evaluation.jsonl."""
+    """Returns a function that records metrics.
+
+    The function adds the metrics to evaluation.jsonl if the model has a run directory. It then calls `report` with the
+    metrics, unless `report` is None.
+    """
     log = None if lm.workdir is None or lm.step is None else perplexity.EvaluationLog(lm.workdir, lm.step)
 
     def record(metrics: Metrics) -> None:

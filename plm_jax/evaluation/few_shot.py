@@ -39,9 +39,9 @@ class FewShotOptions:
         choice after `prompt.condition` alone. `sum` does not normalize.
       balanced: whether examples are drawn evenly over the choices, so that the numbers of examples per choice differ by
         at most one.
-      limit: number of rows that are evaluated; None for all. The rows are drawn at random, because files are often
-        sorted by label. All models are evaluated on the same rows.
-      show: number of prompts that are printed in full.
+      limit: maximum number of rows that are evaluated; None for all. The rows are drawn at random, because files are
+        often sorted by label. All models are evaluated on the same rows.
+      show: number of prompts that are printed in full, for each number of shots.
     """
 
     shots: tuple[int, ...] = (0,)
@@ -63,17 +63,18 @@ class FewShotOptions:
 def evaluate(
     lm: LanguageModel, run: config.Run | None, task_name: str, options: FewShotOptions, show_progress: bool = True
 ) -> dict[str, float]:
-    """Returns the metrics of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+    """Returns the metrics of a model's answers to the prompts of a task.
 
     Args:
       run: run whose sources the task may name; other names are looked up in `configs/tasks`.
-      task_name: name of the task.
+      task_name: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
       A dict of metrics. Metrics with the prefix `K_shots/` are computed with K examples in each prompt.
 
-      - For all tasks: `examples`, the number of rows; `K_shots/dropped`, the number of examples that did not fit into
-        the model's context; and `K_shots/cut`, the number of questions that were cut.
+      - For all tasks: `examples`, the number of rows; `K_shots/dropped`, the number of examples that were left out of
+        prompts because they did not fit into the model's context; and `K_shots/cut`, the number of prompts that were
+        cut because they did not fit even without examples.
       - For choices: `K_shots/accuracy`; `chance`, the expected accuracy of guessing; `chance_low` and `chance_high`,
         the range that contains the accuracies of 95 % of guessers; and, if all rows have the same choices,
         `trivial_accuracy`, the accuracy of always answering with the most frequent choice.
@@ -86,8 +87,8 @@ def evaluate(
       use only the first seed.
 
     Raises:
-      UserError: the task cannot be loaded (`prompts.load_task`), there are fewer training rows than shots, or the model
-        cannot continue text.
+      UserError: the task cannot be loaded (`prompts.load_task`), examples cannot be drawn (`prompts.ShotSampler`), or
+        the model cannot continue text.
     """
     lm.strategy.continuation_row([0], [0])  # Raises for such a model before any row is read.
     task = prompts.load_task(run, task_name)
@@ -111,7 +112,7 @@ def evaluate(
 
 
 def _without_model(task: prompts.PromptTask, tested: Sequence[prompts.PromptExample]) -> dict[str, float]:
-    """Returns the metrics of two baselines without a model: guessing, and always giving the most frequent answer."""
+    """Returns the metrics in the result of `evaluate` that do not depend on the model."""
     if not tested[0].choices:
         ((answer, _),) = collections.Counter(example.answers[0] for example in tested).most_common(1)
         matches = [metrics.exact_match(example.answers, answer) for example in tested]
@@ -144,7 +145,7 @@ class _FewShotEvaluator:
         self._unconditional: dict[str, float] = {}
 
     def evaluate(self, shots: int, seed: int, show: bool) -> dict[str, float]:
-        """Returns the metrics over all rows. The prompt of each row has `shots` examples that are drawn with `seed`."""
+        """Returns the metrics over all rows, for one number of shots and one seed. Prints prompts if `show` is true."""
         sample_shots = prompts.ShotSampler(self._task, shots, seed, self._options.balanced)
         is_generated = not self.tested[0].choices
         delimiter = self._task.prompt.delimiter
@@ -182,9 +183,9 @@ class _FewShotEvaluator:
             print(f"{delimiter}[{answers}]" + "".join(f" not [{choice}]" for choice in wrong_choices), flush=True)
 
     def _evaluate_choices(self, fitted_prompts: Sequence[prompts.FittedPrompt], description: str) -> dict[str, float]:
-        """Returns the accuracy of answering with the most probable choice.
+        """Returns the accuracy of answering with the choice whose normalized log-probability is highest.
 
-        If rows have scores, also returns the correlation and the squared error.
+        If rows have scores, also returns `pearson` and `mse`.
         """
         prompt, rows = self._task.prompt, list(zip(fitted_prompts, self.tested, strict=True))
         pairs = [(fitted.context, choice) for fitted, example in rows for choice in example.choices]
@@ -213,7 +214,7 @@ class _FewShotEvaluator:
         return results
 
     def _scores(self, pairs: Sequence[tuple[str, str]], description: str) -> list[tuple[float, int]]:
-        """Returns two numbers for each (context, answer): the answer's log-probability and its number of tokens."""
+        """Returns the log-probability and the number of tokens of the answer in each pair (context, answer)."""
         rows = [self._strategy.text_continuation_row(*pair) for pair in pairs]
         with self._bar(description, len(rows), "answer") as progress_bar:
             scores = score_rows(self._strategy, rows, progress_bar.update)
@@ -231,7 +232,7 @@ class _FewShotEvaluator:
     ) -> dict[str, float]:
         """Generates answers and compares them with the correct answers.
 
-        Generated answers are cut at the end of the line or at the separator between examples.
+        A generated answer ends at the first line end or at the separator between examples.
         """
         strategy, room = self._strategy, self._context - (0 if self._lm.config.has_decoder else new_tokens)
         encoded = [strategy.encode(fitted.context)[-room:] for fitted in fitted_prompts]

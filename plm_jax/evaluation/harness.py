@@ -1,6 +1,6 @@
 """Evaluation on the tasks of EleutherAI's lm-eval (lm_eval 0.4), with the scoring code of `LanguageModel.score`.
 
-Importing this module imports lm-eval, the extra `harness`, which needs neither torch nor transformers.
+Importing this module requires lm-eval, which the extra `harness` installs. It needs neither torch nor transformers.
 """
 
 import collections
@@ -38,16 +38,21 @@ def evaluate(
     batch_size: int = 32,
     show_progress: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """Returns a dict from each task or group of tasks to its metrics from lm-eval. Accuracies are from 0 to 1.
+    """Evaluates a model with lm-eval.
 
     Args:
-      tasks: names of lm-eval's own tasks, whose data lm-eval downloads, or of tasks defined in `include_path`.
+      tasks: names of lm-eval's own tasks or groups, whose data lm-eval downloads, or of tasks defined in
+        `include_path`.
       include_path: folder of YAML files with further tasks.
-      limit: number of examples of each task; None for all.
+      limit: maximum number of examples of each task; None for all.
       batch_size: number of answers that are generated at the same time.
 
+    Returns:
+      The metrics of each task and of each group of tasks, by name. Accuracies are from 0 to 1.
+
     Raises:
-      UserError: a task is unknown or cannot be loaded, or the model is neither a decoder nor an encoder-decoder.
+      UserError: a task is unknown, cannot be loaded or is named twice, or the model is neither a decoder nor an
+        encoder-decoder.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # lm-eval warns about every default that a YAML file omits.
     loaded = _load(TaskManager(include_path=include_path), tasks)
@@ -103,7 +108,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 class HarnessModel(LM):
-    """Adapter of a decoder or an encoder-decoder to lm-eval. Requests are lm-eval's `Instance`s."""
+    """Adapter with which lm-eval evaluates a decoder or an encoder-decoder. Requests are lm-eval's `Instance`s."""
 
     def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
         super().__init__()
@@ -117,20 +122,21 @@ class HarnessModel(LM):
         return scoring.context_length(self._lm)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Returns a pair for each request.
+        """Scores the continuation of each request after its context.
 
-        The pair is the log-probability of the continuation after its context, and whether greedy decoding generates
-        this continuation.
+        Returns:
+          A pair for each request: the log-probability of the continuation, in nats, and whether greedy decoding
+          generates the continuation.
         """
         rows = [self._row(*request.args) for request in requests]
         scores = [scored.score for scored in self._score(rows, disable_tqdm)]
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def _row(self, context: str, continuation: str) -> ScoringRow:
-        """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.
+        """Returns the row in which the model predicts a continuation, tokenized as in lm-eval's `hf` model.
 
-        In training, targets of an encoder-decoder may begin with bos; the continuation is scored without it. If the
-        context is empty, an encoder-decoder reads a single token instead: bos or, if there is no bos, eos.
+        An encoder-decoder predicts the continuation without bos, even if its targets began with bos in training. If the
+        context is empty, an encoder-decoder reads bos or, if there is no bos, eos.
         """
         if not self._lm.config.has_decoder:
             return self._strategy.text_continuation_row(context, continuation)
@@ -151,7 +157,13 @@ class HarnessModel(LM):
             return [score.log_likelihood for score in scoring.score_texts(self._lm, texts, advance=progress_bar.update)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Returns the generated texts, cut at the first stop string. Only requests with `do_sample` use sampling."""
+        """Returns the text that is generated for each request, cut at the first stop string.
+
+        Only requests with `do_sample` use sampling.
+
+        Raises:
+          UserError: the new tokens of a request leave no room for a prompt in the decoder's context.
+        """
         answers: dict[int, str] = {}
         with perplexity.progress_bar(
             "lm-eval: writing", len(requests), "answer", self._show and not disable_tqdm
@@ -164,7 +176,7 @@ class HarnessModel(LM):
         return [answers[i] for i in range(len(requests))]
 
     def _prompt(self, text: str, max_new_tokens: int) -> list[int]:
-        """Returns the last tokens of a prompt. In a decoder, these leave room for `max_new_tokens` new tokens."""
+        """Returns the last tokens of a prompt. For a decoder, these leave room for `max_new_tokens` new tokens."""
         room = self.max_length - (0 if self._lm.config.has_decoder else max_new_tokens)
         if room < 1:
             raise UserError(

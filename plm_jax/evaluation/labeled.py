@@ -21,7 +21,10 @@ from plm_jax.training import compiler
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
-    """Returns the metrics of a task of labeled examples: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+    """Returns the metrics of a model on the labeled examples of a task.
+
+    Args:
+      task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
       A dict: `examples`, the number of examples; the metrics of `data.labeled.metrics`; and, with the prefix
@@ -30,8 +33,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       half of the examples have. For scores, it is the mean score. For spans, it is the whole context.
 
     Raises:
-      UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the
-        head of the task.
+      UserError: the source or split is unknown, the source has no labels, the cache is missing, the model was trained
+        with a different vocabulary, or the model lacks the head of the task.
     """
     name, split = perplexity.parse_task(run, task)
     head = lm.config.named_heads.get(TASK)
@@ -68,7 +71,11 @@ def _form(objective: objectives.Objective) -> str | None:
 
 
 def trivial(rows: LabeledRows, labels: Sequence[str] = ()) -> dict[str, float]:
-    """Returns the metrics of the constant answer that `evaluate` describes."""
+    """Returns the metrics of the constant answer that the docstring of `evaluate` describes.
+
+    Args:
+      labels: names of the classes, labels or tags.
+    """
     form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]

@@ -32,7 +32,7 @@ Batch = dict[str, Any]
 
 
 class NothingToPredictError(UserError):
-    """Error for a split that is missing or has no targets; other tasks can still be evaluated."""
+    """Error for a task without targets or without its split. `prepared` then continues with the remaining tasks."""
 
 
 def parse_task(run: config.Run, task: str) -> tuple[str, str]:
@@ -48,9 +48,10 @@ def parse_task(run: config.Run, task: str) -> tuple[str, str]:
 
 
 def row_lengths(lm: LanguageModel, run: config.Run) -> list[int]:
-    """Returns the row length of the checkpoint's phase and, if it differs, the row length of the last phase.
+    """Returns the row length of the phase in which the checkpoint was saved and, if it differs, of the last phase.
 
-    For a `run` other than the model's own, returns only the row length of the last phase.
+    If the step of the checkpoint is unknown, or if `run` did not train the model, returns only the row length of the
+    last phase.
     """
     phases = config.resolve_phases(run)
     step = lm.step if run is lm.run and lm.step is not None else run.train.steps
@@ -59,26 +60,29 @@ def row_lengths(lm: LanguageModel, run: config.Run) -> list[int]:
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
-    """Returns the metrics of a task in the caches of `run.data`: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+    """Returns the metrics of a model on the rows of a prepared split.
 
-    The targets are those of the run's objective over the whole split. For causal models: every token after the first.
-    For masked models: the masked tokens. For span corruption: the spans, their sentinels and the end. For ELMo: every
-    word and document end, in both directions, with the softmax over all words. Rows have the length of the checkpoint's
-    phase. Random choices, such as the masked tokens, depend only on the row.
+    The targets are those of the run's objective in validation, such as the masked tokens of a masked model
+    (`Objective.targets`). The whole split is read, in rows of the first length in `row_lengths`. Random choices, such
+    as which tokens are masked, depend on the seed of `run` and on the index of the row.
+
+    Args:
+      run: run whose caches are read.
+      task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
       A dict of metrics.
 
-      - All losses: `loss`, which training minimizes; further metrics of the loss; and the row `length`. If the loss has
-        several terms, the mean of each: `masked_lm_loss` and `pair_loss` (nats per pair) with sentence pairs;
-        `generator_loss` and `discriminator_loss` (nats per input token) with ELECTRA.
+      - All losses: `loss`, the loss of the objective; further metrics of the loss; and `length`, the row length. If the
+        loss has several terms, also the mean of each term: `masked_lm_loss` and `pair_loss` (nats per pair) with
+        sentence pairs; `generator_loss` and `discriminator_loss` (nats per input token) with ELECTRA.
       - Losses with `nll`: `nll`, in nats per target; `perplexity`, the exponential of `nll`; `accuracy`, a share; and
         `tokens`, the number of targets. Three metrics are computed only over targets that are text (special tokens
         except unk, and sentinels, are not text): `real_loss`, in nats per target; `real_tokens`, the number of targets;
         and `unigram_loss`, the loss of a unigram model. The unigram model assigns the share of text among all targets
         to text. It divides this share among tokens by their add-one frequencies in the training split.
-      - Causal models: `bits_per_byte`, the bits of all targets, including document ends, divided by the number of UTF-8
-        bytes of the targets that are text.
+      - The objective `next_token`: `bits_per_byte`, the bits of all targets, including document ends, divided by the
+        number of UTF-8 bytes of the targets that are text.
       - Sentence pairs: `pair_accuracy`; `pairs`, the number of pairs; and `pair_constant_accuracy`, the accuracy of the
         better constant answer.
       - ELECTRA, where the targets above are the generator's: `replaced`, the share of tokens that are replaced;
@@ -86,11 +90,13 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         some tokens are replaced and some are not, `discriminator_auc`, the area under the ROC curve. Samples are drawn
         with the same key for each batch of `evaluation.batch_size` rows.
 
-      If rows of the last phase have another length, LENGTH, the same metrics of these rows follow as `LENGTH/loss`, ….
+      If `row_lengths` returns a second length, LENGTH, the same metrics of rows of this length follow as `LENGTH/loss`,
+      ….
 
     Raises:
-      UserError: the source or split is unknown, the cache is missing or has another vocabulary than the model, or the
-        model is of another kind than `run.model`; `NothingToPredictError` if there are no targets.
+      NothingToPredictError: the source has no validation data, or no target is text.
+      UserError: the source or split is unknown, the cache is missing, the model was trained with a different
+        vocabulary, the kind of the model differs from the kind of `run.model`, or the model lacks a head of the loss.
     """
     length, *last_lengths = row_lengths(lm, run)
     metrics = _evaluate(lm, run, task, length, show_progress)
@@ -149,7 +155,12 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
 
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, unit: str, show: bool) -> Generator[tqdm]:
-    """Shows a progress bar on stderr. The bar is also refreshed while the first batch is compiled."""
+    """Context manager that yields a progress bar on stderr, and refreshes the bar while nothing advances.
+
+    Args:
+      total: number of units; None if it is unknown.
+      show: whether the bar is visible.
+    """
     every = functools.partial(progress.pause, terminal=sys.stderr.isatty())
     with (
         tqdm(None, description, total, unit=unit, disable=not show, file=sys.stderr) as bar,
@@ -175,8 +186,8 @@ class _Sums:
       real_nll: negative log-likelihood of the targets that are text, in nats.
       unigram: negative log-likelihood of the targets that are text under the unigram model, in nats.
       pair_labels: number of pairs with label 1.
-      decisions: dict from the name of each binary classification in the loss to a list with a pair for each batch:
-        scores [n], and labels, bool [n].
+      decisions: for each binary term of the loss, by name, a list of pairs of arrays: the scores [n] in a batch, and
+        the labels, bool [n].
     """
 
     total: losses.LossSums | None = None
@@ -217,7 +228,7 @@ def _add_up(
 
 
 def predicted_bytes(split: cache.Split, num_text_targets: float) -> int:
-    """Returns the number of UTF-8 bytes of the targets of a split.
+    """Returns the number of UTF-8 bytes of the targets of a split that are text.
 
     Every target follows a token. If documents begin with a special token, every token of text is therefore a target. If
     not, the first token of the stream is not a target or, if attention does not cross documents, the first token of
@@ -248,7 +259,7 @@ def real_ids(special: objectives.Special) -> np.ndarray:
 
 
 class EvaluationLog:
-    """Line of a run directory's evaluation.jsonl. Each call of `write` replaces the line; keys are `TASK/METRIC`.
+    """Writer of the line of one checkpoint in a run directory's evaluation.jsonl.
 
     Several processes of a machine may write lines to a local file at the same time, but only one to a file in a bucket.
     """
@@ -257,7 +268,11 @@ class EvaluationLog:
         self._path, self._step, self._row = os.path.join(workdir, "evaluation.jsonl"), step, b""
 
     def write(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Appends a line with these metrics; replaces the line of an earlier call."""
+        """Appends a line with the step and these metrics, named `TASK/METRIC`; replaces the line of an earlier call.
+
+        Args:
+          metrics: metrics by name, by task.
+        """
         figures = {f"{task}/{name}": value for task, of_task in metrics.items() for name, value in of_task.items()}
         row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")
         with contextlib.nullcontext() if storage.is_remote(self._path) else storage.locked(f"{self._path}.lock"):
@@ -272,9 +287,12 @@ def _sum_batch(
 ) -> tuple[losses.LossSums, jax.Array, Any]:
     """Evaluates a batch.
 
+    Args:
+      real_weights: weights of the targets that are text; 0 for all other targets.
+
     Returns:
-      Three results: the sums of the loss and of its metrics; the sum of `nll`, in nats, weighted by `real_weights`,
-      which are 0 for targets that are not text; and the recurrent state for the next batch.
+      Three results: the sums of the loss and of its metrics; the sum of `nll`, in nats, weighted by `real_weights`; and
+      the recurrent state for the next batch.
     """
 
     def get_nll(sums: losses.LossSums) -> jax.Array:
@@ -310,7 +328,7 @@ def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
 
 
 def single_source_run(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
-    """Returns the run with one source, this model, rows of `length` tokens, and no phases."""
+    """Returns `run` with only the source `name`, the model of `lm`, rows of `length` tokens, and no phases."""
     segmenters = {source: segmenter for source, segmenter in run.data.segmenters.items() if source == name}
     data = dataclasses.replace(
         run.data, length=length, sources={name: run.data.sources[name]}, mixture={}, segmenters=segmenters
@@ -322,12 +340,12 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, expected: str, remedy: 
     """Checks that the model has the expected vocabulary.
 
     Args:
-      run: config that defines the special tokens around documents.
+      run: config that defines the special tokens around documents, for a model whose vocabulary has no recorded id.
       expected: id of the expected vocabulary.
-      remedy: advice of the error message, a verb phrase that continues with "with the model's vocabulary".
+      remedy: beginning of the advice in the error message. The advice ends "… with the model's vocabulary".
 
     Raises:
-      UserError: the model has another vocabulary.
+      UserError: the model has a different vocabulary, or none.
     """
     actual = lm.vocabulary_id
     if actual is None:

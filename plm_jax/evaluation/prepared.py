@@ -1,4 +1,4 @@
-"""Evaluates a list of tasks: prompts, text files, or splits that were prepared by a run or another config."""
+"""Evaluates lists of tasks, prompted tasks or text files, and prints their metrics."""
 
 import os
 import types
@@ -19,6 +19,8 @@ Metrics = dict[str, dict[str, float]]
 def resolve_run(lm: LanguageModel, run: config.Run | None) -> config.Run:
     """Returns the run on whose data a model is evaluated: `run` or, if it is None, the run that trained the model.
 
+    The mixtures of `run` are replaced by their tasks.
+
     Raises:
       UserError: `run` is None, and the run that trained the model is unknown.
     """
@@ -33,14 +35,15 @@ def resolve_run(lm: LanguageModel, run: config.Run | None) -> config.Run:
 
 
 def resolve_tasks(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> list[str]:
-    """Returns the names of tasks, and checks that their caches are up to date.
+    """Returns the names of tasks, after a check that their sources exist and that their caches are up to date.
 
     Args:
-      tasks: names of tasks; empty for the validation splits of all sources.
-      are_cached: whether the tasks read caches rather than the original texts.
+      tasks: names of tasks; empty for the validation splits of all sources that the run reads.
+      are_cached: whether the tasks read caches. If False, they read the original texts, and no cache is checked.
 
     Raises:
-      UserError: a source is unknown, or its data changed after its cache was prepared.
+      UserError: a source is unknown, its cache is missing or damaged, or its data or settings changed after the cache
+        was prepared.
     """
     tasks = list(tasks or config.read_sources(run))
     for task in tasks:
@@ -56,7 +59,7 @@ def resolve_tasks(run: config.Run, tasks: Sequence[str], are_cached: bool = True
 
 
 def resolve_prompted_tasks(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
-    """Returns the names of tasks; if `tasks` is empty, the names of all sources of the run that have a prompt.
+    """Returns `tasks` or, if there are none, the names of the run's sources that have a prompt.
 
     Raises:
       UserError: `tasks` is empty, and no source has a prompt.
@@ -74,14 +77,17 @@ def evaluate(
     report: Callable[[Metrics], None] = lambda metrics: None,
     **options: Any,
 ) -> Metrics:
-    """Prints and returns the metrics of each task. For a task without targets, the only metric is `tokens`, 0.
+    """Prints and returns the metrics of each task.
+
+    If `task_metrics.evaluate` raises a `NothingToPredictError` for a task, the only metric of the task is `tokens`,
+    with the value 0.
 
     Args:
       report: called after each task with the metrics of all tasks so far; not called before a task has targets.
       options: further arguments of `task_metrics.evaluate`.
 
     Raises:
-      UserError: an error of `task_metrics.evaluate`, or no task has targets.
+      UserError: any other error of `task_metrics.evaluate`, or no task has targets.
     """
     headings = {task: _heading(run, task) for task in tasks}
     return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **options), report, headings)
@@ -90,7 +96,7 @@ def evaluate(
 def _heading(run: config.Run, task: str) -> str:
     """Returns the name of a task.
 
-    If the task is a validation split, and the source has the setting `validation`, the setting follows in parentheses.
+    For a validation split, the last part of the source's setting `validation` follows in parentheses, if it is set.
     """
     name, _, split = task.partition(":")
     validation = getattr(run.data.sources[name], "validation", "") if split in ("", "validation") else ""
@@ -104,10 +110,11 @@ def evaluate_prompts(
     options: few_shot.FewShotOptions,
     report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Prints and returns the metrics of the model's answers to prompts, for each task. Otherwise like `evaluate`.
+    """Prints and returns the metrics of the model's answers to the prompts of each task.
 
     Args:
       run: run whose sources the tasks may name; None if all tasks are from `configs/tasks`.
+      report: called after each task with the metrics of all tasks so far.
 
     Raises:
       UserError: an error of `few_shot.evaluate`.
@@ -121,10 +128,16 @@ def evaluate_files(
     text_scoring: scoring.TextScoring,
     report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Prints and returns the perplexities of the text files that match each pattern. Otherwise like `evaluate`.
+    """Prints and returns the perplexities of the text files that match each pattern.
+
+    If the files of a pattern have no text, the only metric of the pattern is `tokens`, with the value 0.
+
+    Args:
+      report: called after each pattern with the metrics of all patterns so far; not called before a pattern has text.
 
     Raises:
-      UserError: an error of `scoring.evaluate_files`, or no pattern matches a file with text.
+      UserError: no file matches a pattern, no file of any pattern has text, the stride is invalid, or the model cannot
+        score texts.
     """
     return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, text_scoring), report)
 
@@ -168,7 +181,7 @@ def print_metrics(task: str, metrics: dict[str, float] | str, heading: str = "")
 def _table(task: str, metrics: Mapping[str, float], heading: str) -> list[str]:
     """Returns the lines of a table of metrics, with the columns value, trivial baseline and verdict.
 
-    Columns without entries are left out.
+    Columns without entries, and rows of metrics that are the baseline of another metric, are left out.
     """
     metrics = {f"{task}/{name}": value for name, value in metrics.items()}
     shown_as_baselines = {baselines.baseline_of(metrics, name) for name in metrics}
@@ -188,6 +201,6 @@ def _table(task: str, metrics: Mapping[str, float], heading: str) -> list[str]:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yields the cells of a row, padded to widths. The second and third cell are numbers, aligned to the right."""
+    """Yields the cells of a row, padded to `widths`. The second and the third cell are aligned to the right."""
     for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         yield cell.rjust(width) if index in (1, 2) else cell.ljust(width)

@@ -1,6 +1,7 @@
 """Prompts from rows: examples from the training split, the question of a row, and the answers to choose from.
 
-`config.PromptConfig` defines the templates. The examples before row i are a pure function of (seed, i, shots).
+`config.PromptConfig` defines the templates. The examples in the prompt of a row depend on a seed, the index of the row
+and the number of examples, and not on the model.
 """
 
 import math
@@ -29,8 +30,8 @@ class PromptExample(NamedTuple):
       question: text before the answer.
       choices: answers to choose from; empty if the model generates the answer.
       answers: correct answers; with choices, only the correct choice.
-      right: index of the correct choice.
-      value: score of the row, if the source has scores.
+      right: index of the correct choice; 0 without choices.
+      value: score of the row; 0 if the source has no scores or the prompt has no choices.
     """
 
     question: str
@@ -46,9 +47,9 @@ class PromptTask(NamedTuple):
     Attributes:
       name: name of the source.
       prompt: templates.
-      train: rows from which examples are drawn. Questions of these rows do not occur in `tested`.
+      train: rows from which examples are drawn. Rows whose question also occurs in `tested` are left out.
       tested: rows of the split that is evaluated.
-      is_scored: whether rows have a score instead of a label. Choices are then numbers.
+      is_scored: whether rows have a score instead of a label. If there are choices, they are then numbers.
     """
 
     name: str
@@ -59,7 +60,7 @@ class PromptTask(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Choices that all rows share; empty if the choices differ between rows."""
+        """Choices of all tested rows; empty if the choices differ between rows, or if there are none."""
         choices = {example.choices for example in self.tested}
         return choices.pop() if len(choices) == 1 else ()
 
@@ -68,7 +69,7 @@ def find_source(run: config.Run | None, name: str) -> tuple[config.Source, float
     """Finds a source by its name, first in the run and then in `configs/tasks`.
 
     Returns:
-      A pair: the source, and the fraction of its data that is used for validation.
+      A pair: the source, and the fraction of its training data that is held out if it has no validation split.
 
     Raises:
       UserError: neither the run nor `configs/tasks` has a source of this name.
@@ -99,7 +100,7 @@ def load_task(run: config.Run | None, task_name: str) -> PromptTask:
     prompt, make_example = _prompt_of(name, source), example_builder(name, source)
 
     def record(row: rows.SourceRow) -> Record:
-        """Returns the record that `prepare` makes of a row or, if the row has no text, a record of its question."""
+        """Returns the record that `prepare` makes of a row; for a row without a document, a record of its question."""
         if isinstance(source, config.TextTable | config.Tfds) and not isinstance(row.fields.get(source.field), str):
             question = templates.render(prompt.question, *row, "question")
             return Record(question, group=files.group(*row, source))
@@ -237,7 +238,7 @@ def _written(
 
 
 def _entities(form: config.TagForm, record: Any) -> str:
-    """Returns the entities of a sentence as text, such as `Bank (ORG), Austin (LOC)`."""
+    """Returns the entities of a sentence as text, such as `Bank (ORG), Austin (LOC)`; `none` without entities."""
     words = record.text.split(" ")
     entities = tags.entities([form.labels[tag] for tag in record.values["tags"]])
     return ", ".join(f"{' '.join(words[first : last + 1])} ({kind})" for kind, first, last in entities) or "none"
@@ -250,12 +251,14 @@ class ShotSampler:
         """Checks that the training split has enough rows.
 
         Args:
-          shots: number of examples before each row.
+          shots: number of examples in each prompt.
+          seed: seed with which the examples are drawn.
           balanced: whether examples are drawn evenly over the choices, so that the numbers of examples per choice
             differ by at most one.
 
         Raises:
-          UserError: the training split has too few rows, or `balanced` is set and choices differ between rows.
+          UserError: the training split has too few rows, or balanced examples cannot be drawn because the choices
+            differ between rows.
         """
         self._task, self._shots, self._seed = task, shots, seed
         self._groups = [range(len(task.train))]
@@ -313,9 +316,11 @@ def fit_prompt(
     count_tokens: Callable[[str], int],
     room: int,
 ) -> FittedPrompt:
-    """Builds a prompt.
+    """Builds a prompt. Drops examples from the front until the prompt fits or no example is left.
 
-    Drops examples from the front until the prompt has at most `room` tokens, or until no example is left.
+    Args:
+      count_tokens: function that returns the number of tokens of a text.
+      room: number of tokens that fit.
     """
     text = build_context(prompt, shots, question)
     dropped = 0

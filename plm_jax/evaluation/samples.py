@@ -1,4 +1,4 @@
-"""Samples of a model: answers to the first examples of a task, or continuations of validation documents."""
+"""Samples of a model: answers to the first examples of a task, or continuations of its first documents."""
 
 import json
 import os
@@ -15,9 +15,9 @@ NUM_SAMPLES, _PROMPT_TOKENS, _NEW_TOKENS = 3, 16, 32
 
 
 def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str, str]]:
-    """Returns samples of a model, each with a `prompt`, an `answer` and a `target`.
+    """Returns up to `NUM_SAMPLES` samples of a model, each with a `prompt`, an `answer` and a `target`.
 
-    The list is empty if the model cannot generate text for this source.
+    The list is empty for labeled examples. For documents, it is empty unless the model is a decoder with a vocabulary.
     """
     name, split = perplexity.parse_task(run, task)
     source = run.data.sources[name]
@@ -41,7 +41,11 @@ def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str,
 
 
 def write(workdir: str, step: int, samples: dict[str, list[dict[str, str]]]) -> None:
-    """Writes the samples of a checkpoint to samples.jsonl. Replaces earlier samples of the same step and task."""
+    """Writes the samples of a checkpoint to samples.jsonl. Replaces earlier samples of the same step and task.
+
+    Args:
+      samples: samples by task, as returned by `sample_task`.
+    """
     path = os.path.join(workdir, "samples.jsonl")
     rows = [row for row in read_lines(path) if row["step"] != step or row["task"] not in samples]
     rows += [

@@ -1,4 +1,4 @@
-"""Perplexities of whole texts. Decoders score sliding windows; encoders score one masked token at a time."""
+"""Perplexities of whole texts. Decoders score windows of tokens; masked models score one masked token at a time."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ class TextScoring(NamedTuple):
 
     Attributes:
       stride: number of tokens by which windows move; None for disjoint windows.
-      limit: number of texts that are scored, beginning with the first text; None for all.
+      limit: maximum number of texts; the first texts are scored. None for all.
     """
 
     stride: int | None
@@ -73,10 +73,10 @@ def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> It
 def evaluate(
     lm: LanguageModel, run: config.Run, task: str, text_scoring: TextScoring, show_progress: bool = True
 ) -> dict[str, float]:
-    """Returns the perplexities of the documents of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+    """Returns the perplexities of the documents of a task (`perplexities`). No cache is needed.
 
-    Each original text is read separately, so no cache is needed, and models with different vocabularies can be
-    compared.
+    Args:
+      task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Raises:
       UserError: the source or split is unknown or has no documents, the stride is invalid, or the model cannot score
@@ -94,7 +94,7 @@ def evaluate(
 def evaluate_files(
     lm: LanguageModel, pattern: str, text_scoring: TextScoring, show_progress: bool = True
 ) -> dict[str, float]:
-    """Returns the perplexities of the files that match a pattern. Each file is one text.
+    """Returns the perplexities of the files that match a pattern (`perplexities`). Each file is one text.
 
     Files without text are skipped.
 
@@ -118,10 +118,7 @@ def _check_stride(lm: LanguageModel, text_scoring: TextScoring) -> None:
 
 
 def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
-    """Returns the documents of a split.
-
-    If a source has no validation data, its training data are split in the same way as by `prepare`.
-    """
+    """Returns the documents of a split. A source without validation data is split in the same way as by `prepare`."""
     source = run.data.sources[name]
     if isinstance(source, config.LabeledSource | config.InputsTargetsSource):
         raise UserError(f"'{name}' has examples instead of documents: leave out --stride, or name another task")
@@ -177,7 +174,7 @@ def score_texts(
       advance: called with the number of rows of each finished batch.
 
     Raises:
-      UserError: the stride is invalid, or the model is neither a decoder nor a masked model.
+      UserError: the stride is invalid, the model is neither a decoder nor a masked model, or it has no vocabulary.
     """
     sums, counts = [0.0] * len(texts), [0] * len(texts)
     numbered_rows = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))
@@ -206,7 +203,7 @@ def perplexities(texts: Sequence[str], scores: Sequence[TextScore]) -> dict[str,
     """Returns perplexities per token, word and byte; bits per byte; and the numbers of texts, tokens, words and bytes.
 
     As in lm-eval, words are separated by white space, and bytes are those of UTF-8. Models with different vocabularies
-    can be compared by their metrics per word or byte.
+    can be compared by their metrics per word or byte. Perplexities that are too large for a float are left out.
     """
     nats = -math.fsum(score.log_likelihood for score in scores)
     counts = {

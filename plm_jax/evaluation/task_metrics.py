@@ -39,22 +39,29 @@ def evaluate(
     show_progress: bool = True,
     text_scoring: scoring.TextScoring | None = None,
 ) -> dict[str, float]:
-    """Returns the metrics of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
+    """Returns the metrics of a model on a task.
 
     Args:
-      text_scoring: settings for scoring the documents of a source as whole texts; None for scoring the rows of the
-        source's cache.
+      run: run in whose data the task is.
+      task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+      text_scoring: settings for scoring the documents of a source as whole texts; None if they are not scored as whole
+        texts.
 
     Returns:
-      For whole texts, the metrics of `scoring.evaluate`; for documents in rows, of `perplexity.evaluate`; for labeled
-      examples, of `labeled.evaluate`. For sources of inputs and targets: `examples`, the number of examples; the
-      metrics of the task's metric functions, in the units of `common.metrics`; and, with the prefix `most_frequent_`,
-      the metrics of always answering with the most frequent target.
+      A dict of metrics.
+
+      - Whole texts: the metrics of `scoring.evaluate`.
+      - Labeled examples: the metrics of `labeled.evaluate`.
+      - Examples with inputs and targets: `examples`, the number of examples; and the metrics of the task's metric
+        functions, in the units of `common.metrics`. Metrics of predictions are repeated with the prefix
+        `most_frequent_`, for a predictor that always answers with the most frequent target. Metrics that are not finite
+        are left out.
+      - Rows of documents: the metrics of `perplexity.evaluate`.
 
     Raises:
       UserError: an error of the functions above; the task has no metric functions; a metric function needs arguments
-        other than targets and predictions or scores; a metric is outside of its declared range; or the split has no
-        examples or no labels.
+        other than targets and predictions or scores; a metric is outside of its declared range; the split has no
+        examples or no labels; or the model does not fit the run.
     """
     if text_scoring is not None:
         return scoring.evaluate(lm, run, task, text_scoring, show_progress)
@@ -99,9 +106,13 @@ def _evaluate_examples(lm: LanguageModel, run: config.Run, task: str, show_progr
 
 
 def answer_examples(lm: LanguageModel, run: config.Run, task: str, number: int) -> list[dict[str, str]]:
-    """Answers the first `number` examples of a task of inputs and targets.
+    """Answers the first `number` examples of a task of inputs and targets, or all examples if there are fewer.
 
-    Returns a dict of `prompt`, `answer` and `target` for each example.
+    Returns:
+      A dict with `prompt`, `answer` and `target` for each example.
+
+    Raises:
+      UserError: the split does not exist, or the model has no vocabulary.
     """
     registered, split = _registered_task(run, task)
     examples = list(itertools.islice(_examples(registered, run, split), number))
@@ -141,10 +152,7 @@ def _check_model(lm: LanguageModel, run: config.Run) -> None:
 
 
 def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
-    """Yields the examples of a split.
-
-    If a task has no validation split, its training split is split in the same way as by `prepare`.
-    """
+    """Yields the examples of a split. A task without a validation split is split in the same way as by `prepare`."""
     tasks = import_tasks()
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
         examples = list(tasks.examples(task, "train"))
@@ -169,10 +177,10 @@ def _is_unknown(target: Any) -> bool:
 
 
 def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any, prefix: str = "") -> dict[str, float]:
-    """Returns the finite metrics that a metric function computes.
+    """Returns the metrics that a metric function computes, with `prefix` before their names.
 
-    A metric may be infinite or NaN, for example the correlation of a constant answer. T5's own metric functions return
-    percentages, which are converted to the units of `common.metrics`.
+    Metrics that are not finite, such as the correlation of a constant answer, are left out. T5's own metric functions
+    return percentages, which are converted to the units of `common.metrics`.
 
     Raises:
       UserError: a metric is outside the range that is declared for its name.

@@ -1,13 +1,13 @@
-"""Continuous evaluation: evaluates each checkpoint of a run once, in order, until the run is finished.
+"""Continuous evaluation: evaluates the checkpoints of a run, in order, until the run is finished.
 
 Files in the run directory W:
 
-    W/evaluation.jsonl   one row per checkpoint, written after the checkpoint is evaluated on all tasks
-    W/samples.jsonl      samples of each checkpoint (`samples`)
+    W/evaluation.jsonl   a row is added after a checkpoint is evaluated on all tasks
+    W/samples.jsonl      samples of checkpoints (`samples`)
     W/evaluation/        the rows as TensorBoard events; TensorBoard reads only one events file per folder at a time
     W/watch/             lease of the watching process (`common.leases`)
 
-A row marks its checkpoint as done. No other state is stored, so a watch that is killed can be started again.
+A row with metrics of all tasks marks its checkpoint as done. A watch that was killed can therefore be started again.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ def follow(
     damaged, or that the run removed before they were evaluated.
 
     Args:
+      workdir: run directory of the watched run.
       run: config on whose data checkpoints are evaluated; None for the config of the watched run.
       tasks: names of tasks; empty for the default tasks of `prepared.resolve_tasks`.
-      report: called with the metrics of each checkpoint.
+      report: called with the metrics of a checkpoint after its evaluation.
 
     Raises:
       UserError: there is no run, another process watches the run, or a task cannot be evaluated.
@@ -110,10 +111,7 @@ class _Watch:
         return [step for step in steps if step not in self._done]
 
     def _expected_tasks(self) -> list[str]:
-        """Returns the names of the tasks.
-
-        By default, these are the sources of the given config or of the config that the run saved.
-        """
+        """Returns the names of the tasks; by default, the sources of the given config or of the run's saved config."""
         if self._tasks:
             return list(self._tasks)
         if self._run:
@@ -163,7 +161,7 @@ class _Watch:
 
 
 class _Events:
-    """Context manager that rewrites the rows of evaluation.jsonl as TensorBoard events, and adds further events."""
+    """Context manager that writes existing rows of evaluation.jsonl as TensorBoard events, and adds further events."""
 
     def __init__(self, workdir: str):
         self._rows, self._folder = os.path.join(workdir, "evaluation.jsonl"), os.path.join(workdir, "evaluation")

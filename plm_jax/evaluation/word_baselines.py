@@ -16,7 +16,7 @@ from plm_jax.data.sources.corpus import Record
 
 
 def classes(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """Predicts the class of each record by logistic regression, int [test]."""
+    """Predicts the class of each test record by logistic regression; returns class indices, int [len(test)]."""
     from sklearn.linear_model import LogisticRegression
 
     count = _counter(train)
@@ -25,7 +25,7 @@ def classes(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """Returns a score for each test record, predicted by ridge regression, as floats [len(test)]."""
+    """Predicts the score of each test record by ridge regression; returns floats [len(test)]."""
     from sklearn.linear_model import Ridge
 
     count = _counter(train)
@@ -33,7 +33,13 @@ def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def tags(train: Sequence[Record], test: Sequence[Record]) -> list[list[int]]:
-    """Predicts the most frequent tag of each word; for unknown words, the most frequent tag of all words."""
+    """Predicts the tag that each word has most often in the training records.
+
+    Words that do not occur there get the most frequent tag of all words.
+
+    Returns:
+      A list for each test record, with the index of the tag of each word.
+    """
     counts_by_word: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for record in train:
         for word, tag in zip(record.text.split(" "), record.values["tags"], strict=True):
@@ -44,9 +50,10 @@ def tags(train: Sequence[Record], test: Sequence[Record]) -> list[list[int]]:
 
 
 def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """Predicts the index of the correct choice of each record, int [test].
+    """Predicts the index of the correct choice of each test record; returns int [len(test)].
 
-    Logistic regression separates correct choices from wrong choices, by the words of the choice and of the context.
+    Logistic regression separates correct choices from wrong choices, by the words of the choice and of the context. All
+    test records must have the same number of choices.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -61,7 +68,7 @@ def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
-    """Returns a function from records to weighted counts of words and word pairs, a matrix [records, features]."""
+    """Returns a function that converts records to weighted counts of words and word pairs [records, features]."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     # Logarithmic counts and weak regularization did best on the movie reviews in the package.

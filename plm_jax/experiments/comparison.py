@@ -1,7 +1,7 @@
 """Tables that compare runs with trivial predictors, with baselines and with the results of a paper.
 
-Only the primary metric of a sweep has verdicts: each row is tested against the reference run (`significance`). Every
-other comparison is a difference with its 95 % interval.
+Only the primary metric of a sweep, the first in `compared`, has verdicts: each row is tested against the reference run
+(`significance`). Other comparisons are differences, with a 95 % interval if there are several seeds.
 """
 
 import collections
@@ -46,14 +46,14 @@ _MAX_FIELDS = 3
 
 
 class Baselines(NamedTuple):
-    """Baselines of a run, by one metric.
+    """Baselines with which a run is compared.
 
     Attributes:
       run: name of the run.
-      metric: SOURCE/METRIC.
-      columns: dict from column name to baseline. A baseline is one of the following: the name of another run, for a
-        comparison by `metric`; the name of another metric of this run; a pair (run, metric); a constant in the unit of
-        `metric`.
+      metric: metric that is compared, SOURCE/METRIC.
+      columns: dict from column name to baseline. A baseline is one of the following: the name of another run, whose
+        `metric` is the baseline; the name SOURCE/METRIC of another metric of this run; a pair (run, metric); a constant
+        in the unit of `metric`.
     """
 
     run: str
@@ -69,8 +69,8 @@ class Published(NamedTuple):
       figures: dict from the paper's name of a metric to the result as printed, with shares in percent. A missing result
         is shown as "not available".
       source: table and page of the results.
-      setups: dict from run to the paper's setup. It has entries for this run, for the runs that were tuned from it, and
-        for the run whose weights it starts from.
+      setups: dict from the name of a run to the paper's setup of the run. It may have entries for this run, for runs
+        that were tuned from it, and for the run whose weights it starts from.
       averages: dict from the paper's name of a metric to the names of the sources over which the result is a mean.
     """
 
@@ -84,11 +84,11 @@ class Published(NamedTuple):
 class SubstituteMetric(NamedTuple):
     """Metric of our runs that replaces a different metric or task of a paper, for example in a demo.
 
-    The paper's differences do not predict the differences in our metric, so a run with a result in the paper gets no
-    verdict.
+    The paper's differences do not predict the differences in our metric. A run with a result in the paper therefore
+    gets no verdict.
 
     Attributes:
-      metric: our metric.
+      metric: our metric, or a sequence of metrics for their mean.
     """
 
     metric: Metric
@@ -100,12 +100,13 @@ class PaperComparison(NamedTuple):
     Attributes:
       run: name of the run.
       paper: the paper's result in the unit of our metric; None if it is not available.
-      paper_difference: the paper's result for the run minus its result for the reference run.
+      paper_difference: the paper's result for the run minus its result for the reference run; None for the reference
+        run, or if a result is not available.
       values: our values, one per seed.
-      difference: difference between the means of the run and the reference run, with its interval; None if either run
-        has no values.
-      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_SIGNIFICANT, NOT_RUN, or the reason why there is no verdict. Empty
-        for the reference run, and for every metric except the primary metric.
+      difference: difference between the means of the run and the reference run, with its interval; None for the
+        reference run, or if a run has no values.
+      verdict: a text that begins with AGREES, DISAGREES, BETTER, WORSE, NOT_SIGNIFICANT or NOT_RUN, or the reason why
+        there is no verdict. Empty for the reference run, and for every metric except the primary metric.
       missing: reason why there are no values; empty if there are values.
     """
 
@@ -121,8 +122,10 @@ class PaperComparison(NamedTuple):
 def baselines_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselines]) -> Lines:
     """Returns a table of runs and their baselines, with the gain over each baseline and its 95 % interval.
 
+    The cell of a missing result contains the reason.
+
     Args:
-      results: results in the format of `table`. A cell without a result contains the reason.
+      results: results in the format of `table`, each with its `seed`.
     """
     names = list(dict.fromkeys(name for row in baselines for name in row.columns))
     gain_column = f"gain {INTERVAL}"
@@ -192,7 +195,7 @@ def _metrics_of(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 def _missing(results: Sequence[dict[str, Any]], metric: Metric) -> str:
-    """Returns why results have no value of a metric: a result is not finished, or the metric does not exist."""
+    """Returns the reason why results have no value of a metric, such as that a run is not finished."""
     if not results or not all(result["metrics"] for result in results):
         return NOT_RUN
     known = {name for result in results for name in result["metrics"]}
@@ -229,8 +232,8 @@ def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]
 def _declared(metric: Metric) -> declarations.Metric | None:
     """Returns the declaration of a metric, or the common declaration of the parts of a mean.
 
-    Returns None if a part has no declaration, or if the parts have different units or directions. A mean of fractions
-    and correlations, such as the mean of GLUE's tasks, is declared as a correlation.
+    Fractions and correlations, as in the mean of GLUE's tasks, may be mixed; the mean then counts as a correlation.
+    Returns None if a part has no declaration, or if the parts have other different units or different directions.
     """
     names = part_names(metric)
     parts = [part for name in names if (part := declarations.declared(name)) is not None]
@@ -267,7 +270,7 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
 
 def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Metric | None) -> float | None:
-    """Returns the number of test rows of a metric: the first declared count that is reported next to it."""
+    """Returns the number of test rows of a metric: the first declared count that is reported; None if there is none."""
     keys = (f"{group}/{count}" for group in declarations.groups(name) for count in (declared.rows if declared else ()))
     return next((metrics[key] for key in keys if metrics.get(key, 0) > 0), None)
 
@@ -297,7 +300,7 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
 
 
 def counts_for(run: str, name: str) -> bool:
-    """Whether a run is called NAME or NAME-…, so that its results are results of NAME.
+    """Whether the results of a run count as results of `name`: the run is called NAME or NAME-….
 
     Runs that were tuned from NAME are called NAME-….
     """
@@ -305,7 +308,7 @@ def counts_for(run: str, name: str) -> bool:
 
 
 def _by_name(results: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Returns a dict from each name to the results that count for the name.
+    """Returns the results that count for each name (`counts_for`).
 
     If a run counts for several names, only the longest name is used: `rms-gelu-tuned` counts for `rms-gelu` and not for
     `rms`.
@@ -325,15 +328,17 @@ def compare_with_paper(
     metric: Metric | SubstituteMetric,
     is_primary: bool = True,
 ) -> list[PaperComparison]:
-    """Compares runs with the results of a paper by one metric. The first published run is the reference.
-
-    Results of a run NAME-… count for NAME. If nothing is published, each run is a row.
+    """Compares runs with the results of a paper by one metric.
 
     Args:
-      results: results in the format of `table`, each with its `seed`.
+      results: results in the format of `table`, each with its `seed`. Results of a run NAME-… count for NAME.
+      published: results of the paper; they may be empty.
       name: the paper's name of the metric.
       metric: our metric.
-      is_primary: whether rows are tested and have verdicts.
+      is_primary: whether rows have verdicts.
+
+    Returns:
+      A row for each published run or, if nothing is published, for each run. The first row is the reference.
     """
     published = published or [Published(run, {}, "") for run in dict.fromkeys(result["name"] for result in results)]
     if not published:
@@ -401,7 +406,10 @@ def _verdict(paper_gain: float | None, direction: int) -> str:
 
 
 def changed_targets(runs: Sequence[config.Run]) -> list[str]:
-    """Returns the fields that differ between runs and determine the targets of language models in validation."""
+    """Returns the fields of the config sections in `_TARGETS` that differ between runs, except `data.cache_dir`.
+
+    The fields are compared with the values that they have in validation.
+    """
     validated = map(config.in_validation, runs)
     first, *trees = ({name: config.to_dict(getattr(run, name)) for name in _TARGETS} for run in validated)
     fields = dict.fromkeys(row.field for tree in trees for row in config.differences(first, tree))
@@ -411,9 +419,9 @@ def changed_targets(runs: Sequence[config.Run]) -> list[str]:
 def default_comparison(results: Sequence[dict[str, Any]], changed: Sequence[str] = ()) -> tuple[dict[str, Metric], str]:
     """Returns the default of `compared`, for a sweep whose file does not define it.
 
-    The default is a single metric that all runs have and whose direction is declared. The first metric with a trivial
-    predictor is chosen. If no metric has a trivial predictor, the first metric is chosen. If the runs differ in their
-    targets, metrics of language models are left out.
+    The default is a single metric that all finished runs have and whose direction is declared. The first metric with a
+    trivial predictor is chosen. If no metric has a trivial predictor, the first metric is chosen. If the runs differ in
+    their targets, metrics of language models are left out.
 
     Args:
       results: results in the format of `table`.
@@ -450,9 +458,10 @@ def paper_table(
     compared: Mapping[str, Metric | SubstituteMetric],
     name: str | None = None,
 ) -> Lines:
-    """Returns a table that compares runs with the results of a paper.
+    """Returns a table that compares each run with the first run and, if there are any, with the results of a paper.
 
     Args:
+      results: results in the format of `table`, each with its `seed`.
       compared: dict from the paper's name of a metric to our metric that is compared with the paper. The first metric
         is the primary metric, and only its rows have verdicts.
       name: key of `compared` to show. None shows all keys, with a column for the metric.
@@ -485,17 +494,23 @@ def paper_table(
 
 
 def get_metric(metric: Metric | SubstituteMetric) -> Metric:
-    """Returns our metric of a comparison."""
+    """Returns the metric of our runs in an item of `compared`."""
     return metric.metric if isinstance(metric, SubstituteMetric) else metric
 
 
 def to_json(metric: Metric | SubstituteMetric) -> Any:
-    """Returns a compared metric in the form that a sweep's folder stores."""
+    """Returns an item of `compared` in the form in which sweep.json stores it."""
     return {"stand_in": metric.metric} if isinstance(metric, SubstituteMetric) else metric
 
 
 def title(name: str, metric: Metric | SubstituteMetric, published: Sequence[Published] = ()) -> str:
-    """Returns the title of a comparison. NAME vs. our METRIC means that a paper has results for NAME."""
+    """Returns the title of a comparison.
+
+    Args:
+      name: the paper's name of the metric.
+      metric: our metric.
+      published: results of the paper. If a paper has results for `name`, the title may be `NAME vs. our METRIC`.
+    """
     our_name = metric_name(get_metric(metric))
     if _is_in_paper(published, name) and name != our_name:
         return f"{name} vs. our {our_name}"
@@ -508,10 +523,7 @@ def _is_in_paper(published: Sequence[Published], name: str) -> bool:
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
-    """Returns the metric if all values are in its range, otherwise None.
-
-    Values are formatted in the unit of the returned metric.
-    """
+    """Returns the metric if all values are in its range, otherwise None. The result determines the format of values."""
     fits = metric is not None and all(declarations.fits(metric, value) for values in samples for value in values)
     return metric if fits else None
 
@@ -520,7 +532,7 @@ def table(results: Sequence[dict[str, Any]]) -> Lines:
     """Returns a table of the metrics of runs: mean ± sample standard deviation if there are several seeds.
 
     If some metrics of a task have a trivial predictor, only these metrics are shown, with the gain over the predictor
-    and the 95 % interval of the gain. For other tasks, all metrics are shown.
+    and, with several seeds, the 95 % interval of the gain. For other tasks, all metrics are shown.
 
     Args:
       results: dicts with `name`, `error` (None without an error), `minutes`, and `metrics` (a dict from TASK/METRIC to
@@ -603,5 +615,5 @@ def signed(difference: MeanDifference, metric: declarations.Metric | None = None
 
 
 def metric_name(metric: Metric) -> str:
-    """Returns the name of a metric."""
+    """Returns the name of a metric; for a sequence of metrics, `mean of …`."""
     return metric if isinstance(metric, str) else f"mean of {', '.join(map(metric_name, metric))}"

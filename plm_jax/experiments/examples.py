@@ -22,6 +22,10 @@ _OF_TOKENS = ("tokens", "decoder_tokens", "targets")
 def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
     """Yields lines that describe the batch of a step: every array of each row, or of one row.
 
+    Args:
+      workdir: run directory.
+      row: index of the row; None for all rows.
+
     Raises:
       UserError: the run, step or row does not exist.
     """
@@ -39,7 +43,11 @@ def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
 
 
 def of_document(workdir: str, document: str) -> Iterator[str]:
-    """Yields lines that list the steps at which a run reads a training document, named `SOURCE:NUMBER`.
+    """Yields lines that list the steps at which a run has read a training document.
+
+    Args:
+      workdir: run directory.
+      document: `SOURCE:NUMBER`, or `NUMBER` if the run has a single source.
 
     Raises:
       UserError: the run or document does not exist.
@@ -114,7 +122,10 @@ class _Texts:
             yield from self.lines(row)
 
     def lines(self, example: dict[str, np.ndarray]) -> Iterator[str]:
-        """Yields lines for every array of an example. Token arrays are shown both as ids and as text."""
+        """Yields lines for every array of an example.
+
+        Token arrays are shown both as ids and as text. Targets at positions are listed one by one.
+        """
         for key in [key for key in _OF_TOKENS if key in example] + sorted(example.keys() - set(_OF_TOKENS)):
             for name, values in _rows(key, example[key]):
                 if key == "targets" and "target_positions" in example:

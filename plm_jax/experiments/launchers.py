@@ -55,7 +55,10 @@ class Launcher:
         raise NotImplementedError
 
     def report_progress(self) -> contextlib.AbstractContextManager:
-        """Prints the last line of output of each active run regularly while the returned context is active."""
+        """Returns a context manager that regularly prints the last new line of output of each run.
+
+        Output that is copied to stderr anyway is left out.
+        """
         return progress.beating(self._report, _REPORT_SECONDS, lambda seconds: _REPORT_SECONDS)
 
     def _report(self, seconds: float) -> None:
@@ -69,16 +72,16 @@ class Launcher:
 
 
 class _Output:
-    """Output of the processes of a run, appended to a log in the run's directory.
+    """Receiver of the output of the processes of a run, which it can append to a log in the run's directory.
 
-    There is no log if the run's directory is in a bucket, since files in buckets cannot be appended to.
+    There is no log if the run's directory is in a bucket. Files in buckets cannot be appended to.
 
     Attributes:
       tail: last bytes of the output since `begin`.
     """
 
     def __init__(self, member: Member, echo: bool, lines: dict[str, str], logs: bool):
-        """Stores how output is shown.
+        """Initializes a receiver.
 
         Args:
           echo: whether output is copied to stderr; otherwise its last line is stored in `lines`.
@@ -112,7 +115,10 @@ class _Output:
 
 
 class Local(Launcher):
-    """Launcher on this machine: executes `parallel` runs at a time, each with its share of the GPUs or cores."""
+    """Launcher on this machine.
+
+    If `parallel` runs are executed at a time, each of them gets a share of the GPUs or, without GPUs, of the cores.
+    """
 
     def __init__(self, parallel: int = 1):
         """Raises `UserError` if the machine has GPUs, but fewer GPUs than `parallel`."""
@@ -212,7 +218,7 @@ class Slurm:
         self._command, self._options = [*command], [*options]
 
     def queued(self) -> dict[str, str]:
-        """Returns a dict from name to id, for this user's jobs that are queued or running."""
+        """Returns the ids of this user's queued and running jobs, by the names of the jobs."""
         lines = self._output("squeue", "--me", "--noheader", "--format=%i %j").splitlines()
         return {name: job_id for job_id, _, name in (line.strip().partition(" ") for line in lines)}
 
@@ -220,7 +226,7 @@ class Slurm:
         """Queues a run and returns the id of its job.
 
         Args:
-          after: id of the job that trains the parent, if any.
+          after: id of a job that must succeed before this one starts, such as the parent's; None: no such job.
         """
         options = [f"--job-name={self.name(member)}"]
         if not storage.is_remote(member.workdir):
@@ -267,6 +273,7 @@ def job_command(path: str, workdir: str, seeds: Sequence[int], modules: Sequence
     """Returns the arguments of `python` with which a job in the project's root runs this sweep.
 
     Args:
+      path: the sweep's file, or FILE.py:SIZE.
       modules: `--module` flags that load users' code.
     """
     if path.partition(":")[0].endswith(".py"):
@@ -305,7 +312,7 @@ def _share(devices: Sequence[Any], index: int, parallel: int) -> list[Any]:
 
 
 def _gpus() -> list[str]:
-    """Returns the NVIDIA GPUs that JAX would use, in the form of `CUDA_VISIBLE_DEVICES`."""
+    """Returns the ids of the NVIDIA GPUs that JAX would use, as in `CUDA_VISIBLE_DEVICES`."""
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -319,6 +326,6 @@ def _gpus() -> list[str]:
 
 
 def report(line: str) -> None:
-    """Prints a line of progress in the first process of a job."""
+    """Prints a line to stderr in the first process of a job; does nothing in other processes."""
     if progress.is_first():
         print(line, file=sys.stderr, flush=True)

@@ -107,7 +107,8 @@ def train(member: Member, call: Call) -> None:
 def train_as_follower(member: Member, call: Call) -> None:
     """Pretrains in a process of a job that is not the first process, and waits until the run is finished.
 
-    The first process runs `train`. Launchers treat the end of one process as the end of the job.
+    The first process runs `train`. This process must not end earlier, because launchers treat the end of one process
+    as the end of the job.
 
     Raises:
       UserError: the errors of `train`.
@@ -123,7 +124,12 @@ def train_as_follower(member: Member, call: Call) -> None:
 def result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:
     """Returns the result of a run as JSON.
 
-    The value `minutes` covers all attempts of the run, including start-up and evaluation.
+    The value `minutes` covers all attempts of the run, including start-up and evaluation. If there is an error or the
+    run is pending, `minutes` is 0 and `metrics` is empty.
+
+    Args:
+      error: error message of the run; None without an error.
+      is_pending: whether the run is waiting or running.
     """
     has_result = error is None and not is_pending
     return {
@@ -155,7 +161,7 @@ def _saved_run(workdir: str) -> config.Run:
 
 
 def _metrics(member: Member) -> dict[str, float]:
-    """Returns the metrics of the last checkpoint: on the validation split of each source, and in further evaluations.
+    """Returns the metrics of the last checkpoint, on the validation split of each source and in further evaluations.
 
     Returns an empty dict if a source is not evaluated yet.
     """
@@ -221,7 +227,10 @@ def _check_config(member: Member) -> None:
 
 
 def _mismatch(member: Member) -> str | None:
-    """Describes how the run in a run directory differs from the expected run; None if the two agree."""
+    """Returns a text that says how the run in a run directory differs from the expected run.
+
+    Returns None if the runs agree, or if the run directory has no checkpoint.
+    """
     if not run_directory.has_checkpoint(member.workdir):
         return None
     try:
@@ -251,7 +260,7 @@ def _mismatch(member: Member) -> str | None:
 
 
 def _wait_for_killed_run(member: Member) -> None:
-    """Waits until a run that a killed sweep has left behind has saved its step and ended."""
+    """Waits until a run that a killed sweep has left behind has ended, but at most `grace_seconds`."""
     lock, deadline = workdir_lock.folder(member.workdir), time.monotonic() + member.run.checkpoint.grace_seconds
     while (holder := leases.taken(lock)) and leases.is_here(holder) and leases.is_alive(lock):
         if time.monotonic() > deadline:  # Another process trains there; `pretrain` will report it.
@@ -266,6 +275,6 @@ def _write_config(member: Member, folder: str) -> None:
 
 
 def _pretrain(member: Member, folder: str, call: Call) -> None:
-    """Trains the run whose config is in a folder."""
+    """Trains the run whose config `_write_config` has written to a folder."""
     config_file = f"{os.path.abspath(__file__)}:{folder}"
     call("pretrain", f"--config={config_file}", f"--workdir={member.workdir}", *users.flags(member.run))

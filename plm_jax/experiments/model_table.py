@@ -34,11 +34,11 @@ class ModelEntry:
     """Published model.
 
     Attributes:
-      name: FILE.py:SIZE.
+      name: config file and size, FILE.py:SIZE.
       counted: number of parameters of the original.
-      stated: number of parameters that is usually stated.
+      stated: number of parameters that is usually stated, as text.
       source: publication.
-      run: run of the config.
+      run: config of the model.
     """
 
     name: str
@@ -94,7 +94,7 @@ def join_phases(values: list[int]) -> str:
 
 
 def _hugging_face(model: models.ModelConfig) -> str:
-    """Returns the name of the Hugging Face family of a model or of its published part; a dash without a family."""
+    """Returns the name of the Hugging Face family of a model's published part; a dash if there is no such family."""
     if not isinstance(model, models.TransformerConfig):
         return "– (bilm-tf)"
     try:

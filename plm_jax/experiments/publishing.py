@@ -38,7 +38,7 @@ def publish(
     license: str | None = None,
     **pooling: Any,
 ) -> str:
-    """Converts a model and uploads it in one commit, with a model card; repeating the call repairs a failed upload.
+    """Converts a model and uploads it in one commit, with a model card. After a failed upload, call it again.
 
     Args:
       source: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
@@ -51,10 +51,12 @@ def publish(
       pooling: arguments `pooling` and `normalize` for sentence-transformers; other formats ignore them.
 
     Returns:
-      Lines with a summary of the model, the address of the commit, and the information that the model card lacks.
+      Several lines of text: a summary of the model, the address of the commit and, if the model card lacks baselines or
+      a license, how to add them.
 
     Raises:
-      UserError: the source cannot be read or converted, the target is not a new local folder, or the upload fails.
+      UserError: the name is invalid, the source cannot be read or converted, the target is not a new local folder, or
+        the upload fails.
     """
     if target is not None and storage.is_remote(target):
         raise UserError("--push uploads from a local folder: pass a local --target, or leave it out")
@@ -91,8 +93,8 @@ def model_card(name: str, pretrained: Pretrained, format: str, license: str | No
     Args:
       name: ORG/NAME of the repository.
       format: one of `checkpoint_formats.FORMATS`.
-      license: identifier of the license, or None.
-      base: source of the initial weights, or "".
+      license: identifier of the license; None if the card has no license.
+      base: source of the initial weights; "" if there is none.
       folder: directory of the converted model.
     """
     run: config.Run | None = pretrained.run
@@ -156,7 +158,7 @@ def _sources(run: config.Run | None) -> Mapping[str, Source]:
 
 
 def _dataset(source: Source) -> str:
-    """Returns the name of a data set of the Hub, or "" for other sources."""
+    """Returns the name ORG/NAME of a source that is a data set of the Hub, or "" for other sources."""
     path = source.path if isinstance(source, PathSource) else ""
     return "/".join(path.removeprefix(_DATASET).split("/")[:2]) if path.startswith(_DATASET) else ""
 
@@ -172,7 +174,11 @@ def _training_data(run: config.Run) -> list[str]:
 
 
 def _location(source: Source) -> str:
-    """Returns the public name of a source's data; for a path, the name of the dataset or the last part of the path."""
+    """Returns the public name of a source's data.
+
+    For a path, this is the name of the data set or the last part of the path. For sources without a name or a path, it
+    is "".
+    """
     if isinstance(source, TfdsSource | RegisteredSource):
         return source.name
     return (_dataset(source) or os.path.basename(source.path)) if isinstance(source, PathSource) else ""
@@ -205,9 +211,9 @@ def _training(run: config.Run, workdir: str | None) -> list[str]:
 
 
 def _command(workdir: str | None) -> str:
-    """Returns the command that started a run, or "" if no command is recorded.
+    """Returns the last recorded command that started a run, or "" if no command is recorded.
 
-    Local folders are left out of the paths in the command.
+    Absolute paths in the flags are shortened to their last part.
     """
     described = (workdir and run_directory.read(workdir)) or {}
     arguments = next((start["command"] for start in reversed(described.get("history", [])) if start.get("command")), [])
@@ -256,7 +262,7 @@ def _validation(pretrained: Pretrained) -> tuple[dict[str, float], int]:
     """Finds the last validation up to the model's step.
 
     Returns:
-      A pair: the metrics of the validation over all sources, and the step of the validation.
+      A pair: the metrics over all sources, and the step of the validation. Without a validation: an empty dict, and 0.
     """
     rows = [] if pretrained.workdir is None else read_lines(os.path.join(pretrained.workdir, "metrics.jsonl"))
     last_step = pretrained.step or 0

@@ -19,7 +19,8 @@ def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
       png: folder for plots, which are named TITLE.png; None for no plots.
 
     Raises:
-      UserError: a folder contains neither runs nor a sweep, a folder is damaged, or no run has started.
+      UserError: a folder contains neither runs nor a sweep, a folder is damaged, no run has started, or the runs log
+        too many metrics.
     """
     if png is not None:
         from plm_jax.experiments import report_pictures  # Raises before runs are read if the extra is missing.

@@ -29,9 +29,9 @@ class Card(NamedTuple):
 
     Attributes:
       title: title of the plot.
-      unit: unit of the values.
-      choices: dict from the label of a plot to two metrics: the metric of the solid curve, and the metric of the dashed
-        curve, or None without a dashed curve.
+      unit: unit of the values; empty if it depends on the plot (`units`).
+      choices: dict from the label of a plot to a pair: the metric of the solid curve, and the metric of the dashed
+        curve. The second is None without a dashed curve.
       is_noisy: whether the curves can be smoothed.
     """
 
@@ -42,7 +42,7 @@ class Card(NamedTuple):
 
     @property
     def units(self) -> dict[str, str]:
-        """Dict from the label of each choice to its unit."""
+        """Unit of each plot, by label: `unit`, or `%` for shares if `unit` is empty."""
         percent = {label: scale(keys[0]) == 100 and not self.unit for label, keys in self.choices.items()}
         return {label: "%" if is_percent else self.unit for label, is_percent in percent.items()}
 
@@ -134,12 +134,16 @@ def scale(key: str) -> int:
 
 
 def axis(run: RunLog, name: str) -> tuple[list[int], Sequence[float]] | str:
-    """Returns steps of a run and their positions on an axis, or the reason why the positions are unknown."""
+    """Returns steps of a run and their positions on an axis, or the reason why the positions are unknown.
+
+    Args:
+      name: TOKENS, FLOPS or SECONDS.
+    """
     return _seconds(run) if name == SECONDS else _work(run, (TOKENS, FLOPS).index(name))
 
 
 def label(text: str) -> str:
-    """Replaces unprintable characters in a name and shortens it."""
+    """Replaces unprintable characters in a name, and shortens the name to 100 characters."""
     text = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "�" for c in text)
     return text if len(text) <= 100 else f"{text[:99]}…"
 
@@ -168,9 +172,9 @@ def _short(value: float) -> float | int:
 
 
 def levels(run: RunLog) -> list[tuple[str, float]]:
-    """Returns at most eight pairs (name, loss): the last losses on the text of each task.
+    """Returns pairs (name, loss): the last `real_loss` and `unigram_loss` of tasks.
 
-    Each task has a loss of the model and a loss of an add-one unigram model.
+    There are at most eight pairs. Losses that are not finite are left out.
     """
     last = {name: float(curve.values[-1]) for name, curve in run.evaluation.items()}
     return [

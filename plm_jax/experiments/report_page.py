@@ -14,8 +14,7 @@ from plm_jax.experiments.run_logs import RunLog, Sweep
 def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
     """Returns the report of runs as HTML.
 
-    The page's content security policy lists the page's script and style. Browsers therefore use no other scripts and
-    styles.
+    The page's content security policy allows only the page's own script and style.
     """
     script, style = _asset("page_curves.js") + _asset("page.js"), _asset("page.css")
     curve_data = report_curves.page_data(runs, report_curves.cards(runs))

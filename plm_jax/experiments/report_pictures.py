@@ -23,7 +23,7 @@ _PICTURES = (
 
 
 def pictures(runs: Sequence[RunLog]) -> Iterator[tuple[str, bytes]]:
-    """Yields a pair (name, PNG) for each plot.
+    """Yields the name and the PNG image of each plot.
 
     Several seeds are drawn as their mean, with a band between the smallest and the largest value.
     """

@@ -31,8 +31,8 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
     """Returns HTML tables that compare a sweep's runs with its reference run and with the figures of a paper.
 
-    If no runs are compared, the reason is returned. Returns an empty string if the sweep file asks for no comparison
-    and has no figures of a paper.
+    If no runs are compared, `sweep.note` replaces the comparison. The result is empty if the sweep has neither
+    comparisons, nor a note, nor figures of a paper.
     """
     marks = _marks(runs, sweep.prefix)
     content, verdicts = "", []
@@ -67,7 +67,10 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
 
 
 def setups(sweep: Sweep) -> str:
-    """Returns a table of the settings of a sweep's runs that differ from the paper; empty without differences."""
+    """Returns a table of settings of a sweep's runs that differ from the paper's, or that the paper does not state.
+
+    The result is empty if there are no such settings.
+    """
     if not sweep.setups:
         return ""
     note = "Settings of these runs that differ from the paper's, or that the paper does not state."
@@ -166,7 +169,10 @@ def tasks(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
 
 
 def differences(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """Returns a collapsed section with the differences of each variant from the base; empty for a single variant."""
+    """Returns collapsed sections with the differences between the config of each variant and the base config.
+
+    The result is empty if there is a single variant and no sweep.
+    """
     variants, name, base = _variants(runs), *_base(runs, sweeps)
     if len(variants) == 1 and not sweeps:
         return ""
@@ -198,7 +204,7 @@ def base_config(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
 
 
 def samples(runs: Sequence[RunLog]) -> str:
-    """Returns the last samples of the first seed of each variant."""
+    """Returns the last samples of each variant, from its first run that has samples."""
     content = ""
     variants = [seed_runs for seed_runs in _variants(runs).values() if any(run.samples for run in seed_runs)]
     for seed_runs in variants:
@@ -221,7 +227,10 @@ def _sample(row: Mapping[str, object]) -> str:
 
 
 def _base(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> tuple[str, dict]:
-    """Returns the name and config of the base: the base of the sweep if there is only one, otherwise the first run."""
+    """Returns the name and the config of the base.
+
+    This is the base of the sweep if there is exactly one sweep and its base is stored, otherwise the first run.
+    """
     if len(sweeps) == 1 and sweeps[0].base:
         return f"the base of {label(sweeps[0].name)}", sweeps[0].base
     return label(runs[0].name), runs[0].config["config"]
@@ -235,7 +244,7 @@ def _variants(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
 
 
 def _marks(runs: Sequence[RunLog], prefix: str = "") -> dict[str, str]:
-    """Returns a dict from the name of each variant, without the prefix, to the variant's color swatch."""
+    """Returns the color swatch of each variant, by the variant's name without the prefix."""
     marks = {variant: f'<i class="swatch" data-group="{index}"></i>' for index, variant in enumerate(_variants(runs))}
     return {label(name.removeprefix(prefix)): mark for name, mark in marks.items()}
 
@@ -275,7 +284,10 @@ def _last_step(run: RunLog) -> float | None:
 
 
 def _last(run: RunLog, key: str) -> float | None:
-    """Returns the last value of a metric; NaN if the last step has no value because the value was not finite."""
+    """Returns the last value of a metric, or None if the metric is not logged.
+
+    Returns NaN for a training metric that has no value at the run's last step; values that are not finite are missing.
+    """
     curve = run.metrics.get(key)
     if curve is None:
         return None
@@ -289,7 +301,7 @@ def _median(run: RunLog, key: str) -> float | None:
 
 
 def _data_wait(run: RunLog) -> float | None:
-    """Returns the fraction of the training time that the first process of the run spent waiting for batches."""
+    """Returns the fraction of the training time that the run's first process waited for batches; None if unknown."""
     wait_seconds, step_seconds = (run.metrics.get(f"train/{name}_seconds") for name in ("data_wait", "step"))
     if wait_seconds is None or step_seconds is None or not np.array_equal(wait_seconds.steps, step_seconds.steps):
         return None

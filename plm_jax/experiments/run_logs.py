@@ -38,7 +38,7 @@ class RunLog:
       config: content of config.json.
       metrics: curves of metrics.jsonl, by name.
       evaluation: curves of evaluation.jsonl, by name.
-      samples: last rows of samples.jsonl: `step`, `task`, `prompt`, `answer`, `target`.
+      samples: rows of the last step in samples.jsonl, with the keys `step`, `task`, `prompt`, `answer` and `target`.
     """
 
     name: str
@@ -62,7 +62,8 @@ class Sweep:
       published: results of a paper.
       compared: dict from the paper's name of a metric to our metric; the first is the primary metric.
       setups: table of the settings that differ from the paper's, from `setups.table`.
-      note: reason why no runs are compared; empty if there are comparisons, or if the sweep file asks for none.
+      note: reason why no runs are compared; empty if there are comparisons, if the sweep file asks for none, or if
+        fewer than two runs are finished.
     """
 
     name: str
@@ -81,6 +82,9 @@ def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
 
     Returns:
       A pair: the runs, grouped by variant, and the sweeps.
+
+    Raises:
+      UserError: a folder contains neither runs nor a sweep, a folder is damaged, or no run has started.
     """
     runs: list[RunLog] = []
     sweeps: list[Sweep] = []
@@ -114,7 +118,7 @@ def _base(path: str) -> str:
 
 
 def _grouped(runs: Sequence[RunLog]) -> list[RunLog]:
-    """Returns the runs with unique names and variants, ordered by variant."""
+    """Returns the runs with unique names, ordered by variant; runs that differ only in their seeds share a variant."""
     groups: dict[str, list[RunLog]] = {}
     for run in runs:
         tree = dict(run.config["config"])
@@ -149,7 +153,7 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
 
     Args:
       prefix: text before the run's name in the report.
-      variant: variant of the run, if it is known.
+      variant: variant of the run; "" if it is unknown.
 
     Raises:
       UserError: the folder is not a run directory, or is damaged.

@@ -9,7 +9,10 @@ from plm_jax.runs.telemetry import read_lines
 
 
 def lines(workdirs: Sequence[str], baselines: Mapping[str, float] | None = None) -> list[str]:
-    """Returns a line for each metric of the runs' last validations: mean, standard deviation, values and baseline.
+    """Returns a line for each metric that the last validations of all runs have.
+
+    A line contains the value or, with several runs, the mean, the standard deviation and the values. It also contains
+    the baseline, if there is one. If there are no metrics, the only line says so.
 
     Args:
       baselines: dict from the name of a metric to the value of a predictor that ignores the input.
@@ -38,7 +41,7 @@ def _line(name: str, values: list[float], baseline: float | None) -> str:
 
 
 def _is_duplicate(name: str, row: dict[str, float]) -> bool:
-    """Whether a metric of one source equals the metric of all sources, and is therefore redundant."""
+    """Whether a metric of one source has the same value as the metric of all sources."""
     prefix, _, metric = name.rpartition("/")
     return prefix != "validation" and row.get(f"validation/{metric}") == row[name]
 

@@ -43,8 +43,10 @@ class Setup:
       objective: `kind` and other fields of `config.objective`. For a run on text-to-text examples only, `kind` is
         `inputs_targets`.
       sources: names of the sources that the run reads; None if sources are not compared.
-      batch_size: number of rows; if phases differ, (until, rows) for each phase.
-      steps: number of updates; a run has either `steps` or `epochs`.
+      batch_size: number of rows; if phases differ, (until, rows) for each phase, where `until` is the share of all
+        steps after which the phase ends.
+      steps: number of steps. A config has either `steps` or `epochs`.
+      epochs: number of epochs.
       learning_rate: peak learning rate.
       warmup: number of steps, or share of all steps.
       length: number of tokens in a row; if phases differ, (until, tokens) for each phase.
@@ -106,7 +108,7 @@ def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
 
 
 def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
-    """Returns a dict from name to value, for the values of a setup that a config is compared with."""
+    """Returns the values of a setup with which a config is compared, by name."""
     stated: dict[str, Any] = {}
     sections = ("objective", "rows") if run.model.is_placeholder else ("objective", "rows", "model")
     for name in sections:
@@ -177,7 +179,7 @@ def _peak(schedule: config.Schedule) -> float | None:
 
 
 def _warmup(schedule: config.Schedule) -> float:
-    """Returns the warm-up of a schedule: an integer number of steps, or a share of all steps as a float."""
+    """Returns the warm-up of a schedule: a number of steps as an int, or a share of all steps as a float."""
     return getattr(schedule, "warmup_fraction", 0.0) or getattr(schedule, "warmup_steps", 0)
 
 
@@ -191,7 +193,7 @@ def _is_same(paper: Any, ours: Any) -> bool:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Converts lists to tuples, which `config.to_dict` and JSON write as lists."""
+    """Converts lists to tuples, also within lists and tuples."""
     return tuple(map(_with_tuples, value)) if type(value) in (tuple, list) else value
 
 
@@ -234,13 +236,16 @@ def _text(value: Any) -> str:
 
 
 def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:
-    """Returns a dict from name to setup, for a run and the runs tuned from it.
+    """Returns the setups of a run and of the runs that are tuned from it, by run name.
 
-    Keys of `tuning` are suffixes of the names of tuned runs, such as `-mnli`.
+    Args:
+      name: name of the run.
+      pretraining: setup of the run.
+      tuning: setups of the tuned runs. The keys are the suffixes of their names, such as `-mnli`.
     """
     return {name: pretraining} | {f"{name}{end}": setup for end, setup in tuning.items()}
 
 
 def by_run(published: Sequence[Any]) -> dict[str, Setup]:
-    """Returns a dict from run name to setup, collected from `comparison.Published` items."""
+    """Returns the setups in all given `comparison.Published` items, by run name."""
     return {run: setup for row in published for run, setup in row.setups.items()}

@@ -1,8 +1,8 @@
 """Significance tests of the rows of a table against a reference row, from the results with each seed.
 
 Each row is tested against the reference by Welch's t-test, and the tests of a table are corrected by Holm's method. If
-no row truly differs, at most one table in twenty shows a difference. Two further variances make tests with three seeds
-conservative:
+no row truly differs, a table shows a difference with a probability of at most 5 %. Two further variances make tests
+with three seeds conservative:
 
 - Test set: all seeds are evaluated on the same test set. The mean over n rows of numbers in [low, high] has a variance
   of at most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. This bound is added to the
@@ -47,7 +47,8 @@ class MeanDifference(NamedTuple):
 def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> float:
     """Returns the largest possible variance of a mean over `rows` independent numbers between two limits.
 
-    Two rows, one at each limit, are added (Agresti and Caffo 2000), so that the variance of a perfect score is above 0.
+    Two numbers, one at each limit, are added (Agresti and Caffo 2000). The variance of a perfect score is therefore
+    above 0.
     """
     low, high = limits
     share = (rows * (mean - low) / (high - low) + 1) / (rows + 2)

@@ -83,7 +83,8 @@ def _commands(run: config.Run, checkpoint: str, format: str) -> list[str]:
 def _baselines(run: config.Run) -> dict[str, float]:
     """Returns the metrics of predictors that ignore the input, by names such as `validation/SOURCE/accuracy`.
 
-    The predictor is the best constant answer for labeled examples, and a unigram model for text.
+    For labeled examples, the predictor is the best constant answer. For documents, it is a unigram model if the loss is
+    one of `_OBJECTIVES`; other losses have no predictor. If the cache is gone, the dict is empty.
     """
     try:
         reader = Reader(config.reader_config(run))
@@ -113,7 +114,7 @@ def _source_baselines(run: config.Run, reader: Reader, name: str) -> Mapping[str
 
 
 def _unigram_loss(run: config.Run, reader: Reader, name: str) -> float:
-    """Returns the metric `unigram_loss` of `evaluate`, for at most `_MOST_BATCHES` batches of the validation."""
+    """Returns the metric `unigram_loss` of `evaluate` for the first batches of a source; NaN if no target is text."""
     batch_size = run.evaluation.batch_size
     rates = {other: rate for other, rate in reader.rates(config.resolve_phases(run)[-1]).items() if rate}
     limit = Mixture(rates).counts(run.evaluation.max_batches or _MOST_BATCHES).get(name, 0)

@@ -27,7 +27,7 @@ def run(path: str, workdir: str, seeds: Sequence[int] = (), launcher: Launcher |
 
     Args:
       seeds: each run whose overrides do not set `train.seed` is trained once with each of these seeds. By default, each
-        run is trained once, with the seed of its config. A run with any other seed has the run directory NAME-seedSEED.
+        run is trained once, with the seed of its config. With any other seed, its run directory is NAME-seedSEED.
       launcher: launcher of the runs; default: one after another on this machine.
 
     Raises:
@@ -50,7 +50,7 @@ def run_one(path: str, workdir: str, seeds: Sequence[int], folder: str) -> None:
       folder: name of the run directory.
 
     Raises:
-      UserError: the run does not exist, its parent is not finished, or `run` would raise an error.
+      UserError: the sweep file is invalid, the run does not exist, its parent is not finished, or the run failed.
       Interrupted: the run was stopped.
     """
     sweep = _Sweep(path, workdir, seeds)
@@ -71,7 +71,7 @@ def enqueue(path: str, workdir: str, seeds: Sequence[int], slurm: Slurm) -> None
     The job of a run starts after the job of the run's parent.
 
     Raises:
-      UserError: a job cannot be queued, or `run` would raise an error.
+      UserError: a job cannot be queued, or `run` would raise a `UserError` for this sweep.
     """
     sweep = _Sweep(path, workdir, seeds)
     with sweep.lock():
@@ -139,7 +139,7 @@ class _Sweep:
             self.errors[member.workdir] = f"cannot write {error.filename} ({error.strerror})"
 
     def find_unfinished(self) -> list[Member]:
-        """Returns the runs that are not finished."""
+        """Returns the runs that are not finished, and marks them as pending. Records errors of other runs."""
         unfinished = []
         for member in self.members:
             with self.record_errors(member):
@@ -193,7 +193,7 @@ class _Sweep:
             launcher.execute(member)
 
     def write_results(self) -> str:
-        """Writes the results so far to the sweep's folder, and returns the tables in Markdown."""
+        """Returns the tables in Markdown. The first process also writes the results so far to the sweep's folder."""
         results = [
             result(member, self.errors.get(member.workdir), member.workdir in self.pending) for member in self.members
         ]

@@ -67,8 +67,12 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
 
     A run that sets `train.seed` itself has only this seed. Runs with any seed may read its weights.
 
+    Args:
+      seeds: seeds of the runs; empty for the seeds of their configs.
+
     Raises:
-      UserError: the file is missing or not a sweep file, or the changes of a run do not yield a valid config.
+      UserError: the file is missing or not a sweep file, the changes of a run do not yield a valid config, two runs
+        have the same run directory, or a run reads the weights of several runs.
     """
     runs, base = _load_runs(path)
     evaluations = _evaluations(path, runs)
@@ -127,7 +131,7 @@ def _with_folders(
 
 
 def _evaluations(path: str, runs: Collection[str]) -> dict[str, list[tuple[str, ...]]]:
-    """Returns a dict from the name of a run to the flags of each further `evaluate`."""
+    """Returns the flags of each further `evaluate` of a run, by run name."""
     sweep = config_files.load(path, "--sweep=", is_sweep=True)
     evaluations: dict[str, list[tuple[str, ...]]] = {}
     for pair in _call(sweep, "evaluations") if hasattr(sweep.module, "evaluations") else ():
@@ -237,7 +241,8 @@ def load_comparisons(path: str, runs: Collection[str]) -> dict[str, Any]:
     Returns:
       A dict with the keys `base`, `baselines`, `published` and `compared`. `base` is the base config. The other values
       are as the file defines them. If the file does not define them, `baselines` and `published` are empty lists, and
-      `compared` is None.
+      `compared` is None. If the sweep has a size, results of runs that the size does not have are left out of
+      `published`. Setups are also left out unless the size is the default size.
 
     Raises:
       UserError: an item has the wrong type or names an unknown run.
@@ -332,11 +337,11 @@ def _is_metric(value: Any) -> bool:
 
 
 def _default_size(sweep: config_files.ConfigFile) -> Any:
-    """Returns the model size that a sweep file uses by default, or None if it takes no size."""
+    """Returns the size that a sweep file uses by default, or None if its functions accept no size."""
     parameters = inspect.signature(sweep.module.overrides).parameters.values()
     return next((parameter.default for parameter in parameters), None)
 
 
 def _has(runs: Collection[str], name: str) -> bool:
-    """Whether any run counts for a name."""
+    """Whether the results of any run count as results of `name` (`comparison.counts_for`)."""
     return any(comparison.counts_for(run, name) for run in runs)

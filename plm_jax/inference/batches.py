@@ -12,7 +12,10 @@ _LEAST_MULTIPLE = 8
 
 
 def padded_length(size: int, limit: int | None = None) -> int:
-    """Rounds a number of tokens up to one of a few lengths, at most `limit`, so that few programs are compiled."""
+    """Rounds a number of tokens up to one of a few lengths, and returns at most `limit`.
+
+    Each length needs another compiled program.
+    """
     size = max(1, size)
     multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 3))
     padded = -(-size // multiple) * multiple

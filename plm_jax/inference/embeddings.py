@@ -29,11 +29,11 @@ def embed(
     batch_size: int = 32,
     advance: Callable[[int], Any] = ignore_progress,
 ) -> Float32[np.ndarray, "texts width"]:
-    """Returns the embeddings of texts. The other arguments are the same as for `LanguageModel.embed`.
+    """Returns the embeddings of texts. The arguments that are not listed are those of `LanguageModel.embed`.
 
     Args:
-      strategy: strategy of a model with a vocabulary.
-      limit: maximum number of tokens in a row; None: no limit.
+      strategy: strategy of the model.
+      limit: maximum number of tokens in a row; None: no limit. Words of an ELMo are not limited.
     """
     check_pooling(pooling)
     for number, text in enumerate(texts):

@@ -41,7 +41,7 @@ class LanguageModel:
 
     Attributes:
       config: settings of the model.
-      params: parameters, float32.
+      params: parameters; float32 if `load` has read them.
       run, workdir, step, vocabulary_id, special_ids: as in `hub.pretrained.Pretrained`.
     """
 
@@ -53,8 +53,8 @@ class LanguageModel:
         Args:
           config: settings of the model.
           params: parameters.
-          vocabulary_spec: spec for `vocabularies.load`.
-          origin: other fields of `Pretrained`.
+          vocabulary_spec: spec for `vocabularies.load`; None if there is no vocabulary.
+          origin: other fields of `hub.pretrained.Pretrained`.
         """
         self.config, self.params = config, jax.tree.map(jnp.asarray, params)
         self._origin = Pretrained(config, {}, vocabulary=vocabulary_spec, **origin)
@@ -81,7 +81,7 @@ class LanguageModel:
 
     @cached_property
     def model(self) -> Module:
-        """Linen module that computes in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
+        """Linen module that computes in float32, as in `lm.model.apply({"params": lm.params}, tokens, mask)`."""
         return registry.build(self.config)
 
     @property
@@ -120,17 +120,17 @@ class LanguageModel:
         """Vocabulary that is also a `seqio.Vocabulary`. The first access loads the vocabulary and imports TensorFlow.
 
         Raises:
-          UserError: there is no vocabulary, or it has more tokens than the model.
+          UserError: there is no vocabulary, or it does not fit the model.
         """
         _ = self.vocabulary_path
         return model_text.vocabulary(self._pretrained, in_seqio=True)
 
     @property
     def tokenizer(self) -> Vocabulary:
-        """Vocabulary in plain Python, which does not import seqio and TensorFlow.
+        """Vocabulary in plain Python; loading it does not import seqio and TensorFlow.
 
         Raises:
-          UserError: there is no vocabulary, or it has more tokens than the model.
+          UserError: there is no vocabulary, or it does not fit the model.
         """
         return self.vocabulary if "vocabulary" in vars(self) else self._tokenizer
 
@@ -141,7 +141,7 @@ class LanguageModel:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether there is a vocabulary. Methods that read and return ids do not need one."""
+        """Whether there is a vocabulary."""
         return self._origin.vocabulary is not None or "vocabulary" in vars(self)
 
     @property
@@ -196,10 +196,10 @@ class LanguageModel:
 
         Returns:
           float32 [B, L, V], for an encoder-decoder [B, L', V]. Values at padding are meaningless. For "sentence_pair",
-          [B, 2] with the logits of two classes: the second sentence follows the first or does not (BERT), or the
-          sentences are in order or are swapped (ALBERT). For "discriminator", [B, L], above 0 for tokens that were
-          probably replaced. For "task": classes or labels [B, C], a score [B, 1], tags [B, L, C], first and last token
-          of a span [B, L, 2], or choices [B, N].
+          [B, 2] with the logits of two classes. In a BERT, the second sentence follows the first, or it does not. In an
+          ALBERT, the sentences are in order, or they are swapped. For "discriminator", [B, L], above 0 for tokens that
+          were probably replaced. For "task": classes or labels [B, C], a score [B, 1], tags [B, L, C], first and last
+          token of a span [B, L, 2], or choices [B, N].
 
         Raises:
           UserError: an id is outside the vocabulary, a row has more tokens than the model has positions, rows have
@@ -218,12 +218,12 @@ class LanguageModel:
         decoder_tokens: Any = None,
         decoder_mask: Any = None,
     ) -> Float32[Array, "states batch length width"]:
-        """Returns the embeddings and the output of each layer. The final norm is applied to the last output.
+        """Returns the embeddings and the output of each layer, layers + 1 states.
 
-        There are layers + 1 states. An encoder-decoder returns the states of the decoder if `decoder_tokens` is passed,
-        otherwise the states of the encoder. An ELMo returns concatenated forward and backward states, [layers + 1, B,
-        L, 2 D]; the first state contains the word vectors twice, and the LSTMs start from zeros. The arguments and
-        errors are the same as for `logits`.
+        If the model has a final norm, the norm is applied to the last output. An encoder-decoder returns the states of
+        the decoder if `decoder_tokens` is passed, otherwise the states of the encoder. An ELMo returns concatenated
+        forward and backward states, [layers + 1, B, L, 2 D]; the first state contains the word vectors twice, and the
+        LSTMs start from zeros. The arguments and errors are the same as for `logits`.
         """
         strategy = self.strategy
         return strategy.hidden_states(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask))
@@ -237,6 +237,9 @@ class LanguageModel:
 
         Returns:
           A pair: the characters of each word, including words that the vocabulary lacks, and a mask.
+
+        Raises:
+          UserError: the model is not an ELMo.
         """
         if not self.config.max_characters:
             raise UserError("this model has no characters as inputs: pass token ids")
@@ -252,8 +255,7 @@ class LanguageModel:
         """Generates an answer to each prompt: a text for a text, ids for ids.
 
         A decoder returns the continuation without the prompt. Before the prompt, the decoder reads the ids with which
-        texts began in training. An empty prompt is replaced by these ids or, if training texts began without such ids,
-        by the separator of documents.
+        texts began in training. If there are no such ids, an empty prompt is replaced by the separator of documents.
 
         A decoder that was trained to fill blanks (`[MASK]`, `[sMASK]` or `[gMASK]`) returns the prompt with every blank
         filled, or the continuation of a prompt without blanks.
@@ -287,9 +289,10 @@ class LanguageModel:
         return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function that continues or answers rows of ids.
+        """Returns a function that continues or answers rows of ids, and returns ids for each row.
 
-        The function returns ids for each row. The options are the same as for `generate`.
+        Args:
+          options: arguments of `Strategy.writer`: `settings`, `seed`, and fields of `config.DecodingConfig`.
         """
         return self.strategy.writer(**options)
 
@@ -301,10 +304,11 @@ class LanguageModel:
         """Scores each continuation of a context by the sum of its tokens' log-probabilities, in nats.
 
         For texts, a decoder tokenizes context and continuation together, and scores the tokens after the tokens of the
-        context. White space at the end of the context belongs to the continuation. An empty context is replaced by the
-        ids that preceded texts in training. An encoder-decoder reads the context as a prompt and scores the
-        continuation as its answer; the ids that begin or end an answer are not scored. Contexts and continuations that
-        are passed as ids get no special tokens. A context that is too long is cut to its last tokens.
+        context. A decoder that fills blanks (GLM) tokenizes them separately. White space at the end of the context
+        belongs to the continuation. In a decoder, an empty context is replaced by the ids that preceded texts in
+        training or, if there are none, by the separator of documents. An encoder-decoder reads the context as a prompt
+        and scores the continuation as its answer; the ids that begin or end an answer are not scored. No special tokens
+        are put around contexts that are passed as ids. A context that is too long is cut to its last tokens.
 
         Returns:
           A list with the log-likelihood of each continuation, and whether greedy decoding would produce the
@@ -336,12 +340,16 @@ class LanguageModel:
     ) -> list[Float[np.ndarray, " tokens"]]:
         """Returns a masked model's log-probability, in nats, of each token given all other tokens of its text.
 
-        The sum over the tokens of a text is the text's pseudo-log-likelihood (Salazar et al. 2020). The model runs once
-        per token.
+        The sum over the tokens of a text is the text's pseudo-log-likelihood (Salazar et al. 2020). The model reads one
+        row per token.
 
         Args:
+          texts: a text, or a sequence of texts.
           word_l2r: whether the later pieces of the token's word are masked too (Kauf and Ivanova 2023). If False, long
             words seem too probable.
+
+        Returns:
+          A list with one array per text; a single text gives a list with one array.
 
         Raises:
           UserError: the model is not a masked model, or a text has too many tokens.
@@ -360,11 +368,14 @@ class LanguageModel:
         """Fills each `[MASK]` with a masked model's most probable token. All masks of a text are filled at once.
 
         Args:
-          texts: texts with at least one `[MASK]` or `<mask>` each.
-          top_k: number of candidates for each mask.
+          texts: a text, or a sequence of texts. Each text has at least one `[MASK]` or `<mask>`.
+          top_k: number of candidates for each mask, at least 1.
+
+        Returns:
+          A list with the filled text and the candidates for each text.
 
         Raises:
-          UserError: the model is not a masked model, or a text has no `[MASK]` or too many tokens.
+          UserError: the model is not a masked model, `top_k` is below 1, or a text has no mask or too many tokens.
         """
         return self.strategy.fill([texts] if isinstance(texts, str) else texts, top_k)
 
@@ -393,7 +404,7 @@ class LanguageModel:
           advance: called with the number of texts in each finished batch.
 
         Raises:
-          UserError: there is no vocabulary, or `pooling` or `layer` does not exist.
+          UserError: there is no vocabulary, an item is not a text, or `pooling` or `layer` does not exist.
         """
         several, limit = [texts] if isinstance(texts, str) else texts, self._pretrained.max_length
         vectors = embeddings.embed(self.strategy, limit, several, pooling, layer, normalize, batch_size, advance)
@@ -402,7 +413,13 @@ class LanguageModel:
     def similarity(
         self, first: str | Sequence[str], second: str | Sequence[str], **options: Any
     ) -> Float32[np.ndarray, "first second"]:
-        """Returns the cosine similarity of the embeddings of each pair of texts; `options` are arguments of `embed`."""
+        """Returns the cosine similarity of each text in `first` and each text in `second`, by their embeddings.
+
+        A single text counts as a sequence of one text.
+
+        Args:
+          options: further arguments of `embed`.
+        """
         return embeddings.similarity(*(np.atleast_2d(self.embed(texts, **options)) for texts in (first, second)))
 
     def predict(
@@ -414,9 +431,9 @@ class LanguageModel:
     ) -> Any:
         """Returns a prediction for each example; for a single example, one prediction.
 
-        A model with a task head performs the task that it was fine-tuned for. Other models fill the blanks of each
-        text, continue the text or answer it, like `generate`. Texts that are too long are truncated; contexts of
-        questions are split into windows instead, as in `evaluate`.
+        A model with a task head performs the task that it was fine-tuned for. Texts that are too long are then
+        truncated; contexts of questions are split into windows instead, as in `evaluate`. A model without a task head
+        fills the blanks of each text, continues the text or answers it, like `generate`.
 
         Args:
           examples: an example, or a list of examples. An example is a text or a pair of texts for classes, labels and
@@ -424,7 +441,7 @@ class LanguageModel:
             texts for choices. A pair is a tuple, or a dict with two entries in the order of the pair. A dict with
             `question` and `context` or `choices` may have any order. To tag one list of words, pass `[words]`.
           batch_size: number of rows in a batch.
-          advance: called with the number of rows in each finished batch.
+          advance: called with the number of rows that were finished since the last call.
 
         Returns:
           A list with one prediction per example, or one prediction for a single example. The class of a prediction, in
@@ -433,7 +450,8 @@ class LanguageModel:
           `TextPrediction`.
 
         Raises:
-          UserError: there is no vocabulary, or an example does not fit the task.
+          UserError: there is no vocabulary, an example does not fit the task, or a text is too long for a model without
+            a task head.
         """
         if isinstance(examples, str | tuple | Mapping):
             (prediction,) = self.predict([examples], batch_size=batch_size, advance=advance)
@@ -458,7 +476,7 @@ class LanguageModel:
         pooling: Pooling = "mean",
         normalize: bool = False,
     ) -> None:
-        """Writes the model and its vocabulary so that `plm_jax.load` opens it.
+        """Writes the model and its vocabulary to a directory, which `plm_jax.load` can read.
 
         Args:
           directory: local directory, or directory in a bucket.
@@ -469,7 +487,7 @@ class LanguageModel:
           pooling, normalize: arguments of `embed`, for sentence-transformers.
 
         Raises:
-          UserError: the format is unknown or does not support the model or its vocabulary.
+          UserError: the format or the pooling is unknown, or the format does not support the model or its vocabulary.
         """
         embeddings.check_pooling(pooling)
         checkpoint_formats.save(os.fspath(directory), self._pretrained, format, pooling=pooling, normalize=normalize)
@@ -495,7 +513,7 @@ def load(
 
     Raises:
       UserError: the path does not exist or contains no model, a repository cannot be downloaded, a file is missing or
-        damaged, or the model needs code of the user that is not in `modules`.
+        damaged, there is no average, or the model needs code of the user that is not in `modules`.
     """
     for module in modules:
         users.load(module)

@@ -14,7 +14,7 @@ class Prediction:
     """Base class of predictions. A prediction belongs to one example."""
 
     def columns(self) -> dict[str, Any]:
-        """Returns a dict from column names, such as `predicted_label`, to the fields as JSON values."""
+        """Returns the fields, which can be written as JSON, by column names such as `predicted_label`."""
         return {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(self).items()}
 
 
@@ -39,7 +39,7 @@ class LabelsPrediction(Prediction):
 
     Attributes:
       labels: names of the labels whose probability is above 0.5.
-      probabilities: dict from the name of each label to its probability; the labels are independent, so the
+      probabilities: dict from the name of each label to its probability. The labels are independent, and the
         probabilities need not add up to 1.
     """
 
@@ -65,8 +65,8 @@ class Entity:
     Attributes:
       label: type of the entity, without `B-` and `I-`.
       text: text of the entity.
-      start: index of the first character in the text.
-      end: index of the end in the text, exclusive.
+      start: index of the first character in the text, or in the list of words joined by spaces.
+      end: index of the end, exclusive.
       score: mean, over the words of the entity, of the probability of the predicted tag.
     """
 
@@ -84,7 +84,8 @@ class TagPrediction(Prediction):
     Attributes:
       words: the words.
       tags: tag of each word.
-      entities: groups of consecutive words of one type; words tagged `O` are in no entity.
+      entities: groups of consecutive words of one type. Words are in no entity if they are tagged `O`, or if they did
+        not fit into the row.
     """
 
     words: tuple[str, ...]
@@ -101,8 +102,9 @@ class AnswerPrediction(Prediction):
       start: index of the first character of the span in the context; None if there is no answer.
       end: index of the end of the span in the context, exclusive; None if there is no answer.
       score: product of the probability of the first token and the probability of the last token. Both probabilities are
-        normalized over the context tokens of one window and the token for "no answer". If there is no answer, the token
-        for "no answer" counts as the first and the last token.
+        normalized over the context tokens of one window and the token for "no answer". If several windows have the
+        span, the largest product counts. If there is no answer, the token for "no answer" is the first and the last
+        token, and the smallest product of all windows counts.
     """
 
     answer: str
@@ -131,8 +133,8 @@ class TextPrediction(Prediction):
     """The text that a model without a task head writes.
 
     Attributes:
-      text: for a masked model, the input text with its blanks filled; for a decoder, the continuation of the input
-        text; for an encoder-decoder, the answer.
+      text: the result of `LanguageModel.generate` for the input text. For a masked model, this is the text with its
+        blanks filled; for most decoders, the continuation of the text; for an encoder-decoder, the answer.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """Predictions with a fine-tuned model's task head.
 
-Examples are tokenized as in a prepared source. The objective and the layout of `evaluate` turn the examples into rows,
-so that a model has the same outputs here and in `evaluate`.
+Examples are tokenized as in a prepared source. The objective and the layout of `evaluate` turn the examples into rows.
+A model therefore has the same outputs here and in `evaluate`.
 """
 
 import dataclasses
@@ -222,7 +222,7 @@ _EXAMPLES = {
 
 
 def _objective(kind: str, architecture: str, length: int | None) -> objectives.LabeledObjective:
-    """Returns the objective for a model that was not trained by a run of this package."""
+    """Returns the objective for a model that no run of this package has trained on labeled examples."""
     classes = [
         choice
         for choice in objectives.Objective.choices.values()

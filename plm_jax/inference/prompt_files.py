@@ -47,7 +47,7 @@ def answer(
 ) -> Iterator[PromptAnswers]:
     """Yields each prompt with its answers.
 
-    If there are several batches, the last batch is padded by repeating its prompts, so that few programs are compiled.
+    If there are several batches, the last batch is padded by repeating its prompts.
 
     Args:
       seed: seed of the first batch; the seeds of the other batches are derived from it.

@@ -29,16 +29,17 @@ _BATCHES_PER_CHUNK = 64
 
 
 def read(path: str, output: str) -> Iterator[tuple[str, Row]]:
-    """Returns an iterator of the pairs (location, fields) of a table's rows.
+    """Returns an iterator over the rows of a table. Each item is a pair (location, fields).
 
-    Each line of a .txt file is a row with the field `text`. The first row is read immediately, so that an invalid file
-    is reported before a model is loaded.
+    Each line of a .txt file is a row with the field `text`. The first row is read immediately, and the other rows are
+    read during the iteration.
 
     Args:
       output: file to which the columns will be copied. If this is a Parquet file, columns may have any Arrow type.
 
     Raises:
-      UserError: the file is missing, damaged or empty, or has a column that cannot be copied to the output.
+      UserError: the file is missing, damaged or empty, or has a column that cannot be copied to the output. Damage
+        after the first row is reported during the iteration.
     """
     if not storage.exists(path):
         raise UserError(f"there is no file at {path}: check --input")
@@ -59,18 +60,21 @@ def process(
 ) -> str:
     """Passes rows and their examples to `write` in chunks of many batches, and shows a progress bar.
 
-    If there are rows without text, prints a warning with the number of such rows and the location of the first such
-    row.
+    Prints a warning if rows have no text.
 
     Args:
+      rows: pairs of the location and the fields of a row.
       make: function that turns the location and the fields of a row into an example.
+      batch_size: number of rows in a batch.
+      description: text before the progress bar.
       write: function that is called with a chunk of rows and their examples.
 
     Returns:
       A string with the number of rows and the elapsed time, for a summary.
 
     Raises:
-      UserError: `write` raised an error. If an example caused the error, the message contains its location.
+      UserError: `write` raised an `ExampleError` for an example. The message contains the location of the example.
+        Other errors are not converted.
     """
     began, number, empty = time.monotonic(), 0, []
     with tqdm(desc=description, unit=" rows", disable=None) as progress_bar:
@@ -118,7 +122,8 @@ def example_maker(run: config.Run | None, kind: str | None, names: Sequence[str]
         the task, such as `question` and `context`, or `text`.
 
     Raises:
-      UserError: the number of columns does not fit the task.
+      UserError: the number of columns does not fit the task. The returned function also raises a `UserError` if a row
+        lacks a column or has a value of a wrong type.
     """
     sources = [] if run is None else list(run.data.sources.values())
     if not names and kind is None:
@@ -187,7 +192,9 @@ def check_output(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(path: str) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Yields a function that appends rows to a file, which is created only when the context ends without an error.
+    """Context manager that yields a function, which appends rows to a file.
+
+    The file is created only when the context ends without an error.
 
     Raises:
       UserError: the format is unknown, or a row does not fit the file.
@@ -210,7 +217,7 @@ def _json_line(row: Row) -> bytes:
 
 @contextlib.contextmanager
 def _csv_writer(file: BinaryIO, delimiter: str) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Yields a function that writes rows as CSV; values that are not texts are written as JSON."""
+    """Yields a function that writes rows as CSV. None becomes an empty cell; other values than texts become JSON."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text, delimiter=delimiter)
     header: list[str] = []

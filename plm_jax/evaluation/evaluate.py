@@ -41,8 +41,7 @@ def evaluate(
       stride: number of tokens by which windows move over whole texts. None: sources are not scored as whole texts, and
         text files are scored in disjoint windows.
       limit: maximum number of texts for each task, with `texts` or `stride`; None for all.
-      average: whether to evaluate the moving average of the weights of a run or checkpoint. Its metrics are not added
-        to evaluation.jsonl.
+      average: whether to evaluate the moving average of the weights. Its metrics are not added to evaluation.jsonl.
       report: called after each task with the metrics of all tasks so far.
 
     Raises:
@@ -80,7 +79,7 @@ def evaluate(
 
 
 def _with_caches_of(run: config.Run, model: str) -> config.Run:
-    """Returns `run`, changed to the caches that `prepare --from=MODEL` made; unchanged if there are none."""
+    """Returns `run` with the vocabulary and caches that `prepare --from=MODEL` made; unchanged if there are none."""
     with contextlib.suppress(UserError):  # Without a vocabulary, there are no such caches.
         resolved = transfer.resolve(run, model)
         folders = (os.path.join(resolved.data.cache_dir, name) for name in config.read_sources(resolved))

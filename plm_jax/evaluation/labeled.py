@@ -33,8 +33,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       half of the examples have. For scores, it is the mean score. For spans, it is the whole context.
 
     Raises:
-      UserError: the source or split is unknown, the source has no labels, the cache is missing, the model was trained
-        with a different vocabulary, or the model lacks the head of the task.
+      UserError: the source or split is unknown, the source has no labels, the cache is missing, the vocabulary of the
+        cache differs from the model's vocabulary, or the model lacks the head of the task.
     """
     name, split = perplexity.parse_task(run, task)
     head = lm.config.named_heads.get(TASK)

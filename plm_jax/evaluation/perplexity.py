@@ -90,13 +90,13 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         some tokens are replaced and some are not, `discriminator_auc`, the area under the ROC curve. Samples are drawn
         with the same key for each batch of `evaluation.batch_size` rows.
 
-      If `row_lengths` returns a second length, LENGTH, the same metrics of rows of this length follow as `LENGTH/loss`,
-      ….
+      If `row_lengths` returns a second length LENGTH, the metrics also contain `LENGTH/loss` and so on, for rows of
+      this length.
 
     Raises:
       NothingToPredictError: the source has no validation data, or no target is text.
-      UserError: the source or split is unknown, the cache is missing, the model was trained with a different
-        vocabulary, the kind of the model differs from the kind of `run.model`, or the model lacks a head of the loss.
+      UserError: the source or split is unknown, the cache is missing, the vocabulary of the cache differs from the
+        model's vocabulary, the kind of the model differs from the kind of `run.model`, or the model lacks a head.
     """
     length, *last_lengths = row_lengths(lm, run)
     metrics = _evaluate(lm, run, task, length, show_progress)
@@ -271,7 +271,7 @@ class EvaluationLog:
         """Appends a line with the step and these metrics, named `TASK/METRIC`; replaces the line of an earlier call.
 
         Args:
-          metrics: metrics by name, by task.
+          metrics: dict from each task to its metrics by name.
         """
         figures = {f"{task}/{name}": value for task, of_task in metrics.items() for name, value in of_task.items()}
         row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")

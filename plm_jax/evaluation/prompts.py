@@ -69,7 +69,7 @@ def find_source(run: config.Run | None, name: str) -> tuple[config.Source, float
     """Finds a source by its name, first in the run and then in `configs/tasks`.
 
     Returns:
-      A pair: the source, and the fraction of its training data that is held out if it has no validation split.
+      A pair: the source, and the fraction of the training data that is held out if the source has no validation split.
 
     Raises:
       UserError: neither the run nor `configs/tasks` has a source of this name.

@@ -68,7 +68,10 @@ def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
-    """Returns a function that converts records to weighted counts of words and word pairs [records, features]."""
+    """Returns a function that converts records to a matrix [records, features] of weighted counts.
+
+    The features are words and word pairs.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     # Logarithmic counts and weak regularization did best on the movie reviews in the package.

@@ -232,8 +232,8 @@ def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]
 def _declared(metric: Metric) -> declarations.Metric | None:
     """Returns the declaration of a metric, or the common declaration of the parts of a mean.
 
-    Fractions and correlations, as in the mean of GLUE's tasks, may be mixed; the mean then counts as a correlation.
-    Returns None if a part has no declaration, or if the parts have other different units or different directions.
+    Returns None if a part has no declaration, or if the parts have different units or directions. Fractions and
+    correlations are an exception: a mean of both, such as the mean of GLUE's tasks, is declared as a correlation.
     """
     names = part_names(metric)
     parts = [part for name in names if (part := declarations.declared(name)) is not None]
@@ -300,9 +300,9 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
 
 
 def counts_for(run: str, name: str) -> bool:
-    """Whether the results of a run count as results of `name`: the run is called NAME or NAME-….
+    """Whether the results of a run count as results of `name`.
 
-    Runs that were tuned from NAME are called NAME-….
+    They count if the run is called NAME or NAME-…. Runs that were tuned from NAME are called NAME-….
     """
     return run == name or run.startswith(f"{name}-")
 
@@ -509,7 +509,8 @@ def title(name: str, metric: Metric | SubstituteMetric, published: Sequence[Publ
     Args:
       name: the paper's name of the metric.
       metric: our metric.
-      published: results of the paper. If a paper has results for `name`, the title may be `NAME vs. our METRIC`.
+      published: results of the paper. If they contain `name`, and our metric is called METRIC instead, the title is
+        `NAME vs. our METRIC`.
     """
     our_name = metric_name(get_metric(metric))
     if _is_in_paper(published, name) and name != our_name:

@@ -72,9 +72,10 @@ class Launcher:
 
 
 class _Output:
-    """Receiver of the output of the processes of a run, which it can append to a log in the run's directory.
+    """Receiver of the output of a run's processes.
 
-    There is no log if the run's directory is in a bucket. Files in buckets cannot be appended to.
+    Output can be appended to a log in the run's directory. If this directory is in a bucket, there is no log, because
+    files in buckets cannot be appended to.
 
     Attributes:
       tail: last bytes of the output since `begin`.

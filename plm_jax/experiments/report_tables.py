@@ -286,7 +286,7 @@ def _last_step(run: RunLog) -> float | None:
 def _last(run: RunLog, key: str) -> float | None:
     """Returns the last value of a metric, or None if the metric is not logged.
 
-    Returns NaN for a training metric that has no value at the run's last step; values that are not finite are missing.
+    Returns NaN for a training metric that has no value at the run's last step, because its value was not finite.
     """
     curve = run.metrics.get(key)
     if curve is None:

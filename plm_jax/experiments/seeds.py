@@ -12,7 +12,8 @@ def lines(workdirs: Sequence[str], baselines: Mapping[str, float] | None = None)
     """Returns a line for each metric that the last validations of all runs have.
 
     A line contains the value or, with several runs, the mean, the standard deviation and the values. It also contains
-    the baseline, if there is one. If there are no metrics, the only line says so.
+    the baseline, if there is one. Metrics of a source that equal the metric of all sources have no line. If there are
+    no metrics, the only line says so.
 
     Args:
       baselines: dict from the name of a metric to the value of a predictor that ignores the input.

@@ -1,8 +1,8 @@
 """Significance tests of the rows of a table against a reference row, from the results with each seed.
 
 Each row is tested against the reference by Welch's t-test, and the tests of a table are corrected by Holm's method. If
-no row truly differs, a table shows a difference with a probability of at most 5 %. Two further variances make tests
-with three seeds conservative:
+no row truly differs, a table shows a significant difference with a probability of at most 5 %. Two further variances
+make tests with three seeds conservative:
 
 - Test set: all seeds are evaluated on the same test set. The mean over n rows of numbers in [low, high] has a variance
   of at most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. This bound is added to the

@@ -413,7 +413,7 @@ class LanguageModel:
     def similarity(
         self, first: str | Sequence[str], second: str | Sequence[str], **options: Any
     ) -> Float32[np.ndarray, "first second"]:
-        """Returns the cosine similarity of each text in `first` and each text in `second`, by their embeddings.
+        """Returns the cosine similarity between the embeddings of each text in `first` and each text in `second`.
 
         A single text counts as a sequence of one text.
 
@@ -476,7 +476,7 @@ class LanguageModel:
         pooling: Pooling = "mean",
         normalize: bool = False,
     ) -> None:
-        """Writes the model and its vocabulary to a directory, which `plm_jax.load` can read.
+        """Writes the model and its vocabulary to a directory that `plm_jax.load` can read.
 
         Args:
           directory: local directory, or directory in a bucket.

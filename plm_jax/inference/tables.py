@@ -192,7 +192,7 @@ def check_output(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(path: str) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Context manager that yields a function, which appends rows to a file.
+    """Context manager that yields a function for appending rows to a file.
 
     The file is created only when the context ends without an error.
 

@@ -1,6 +1,6 @@
 """Evaluation on the tasks of EleutherAI's lm-eval (lm_eval 0.4), with the scoring code of `LanguageModel.score`.
 
-Importing this module requires lm-eval, which the extra `harness` installs. It needs neither torch nor transformers.
+Importing this module requires lm-eval, which the extra `harness` installs. Neither torch nor transformers is needed.
 """
 
 import collections

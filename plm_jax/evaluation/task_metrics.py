@@ -74,7 +74,6 @@ def evaluate(
 
 
 def _evaluate_examples(lm: LanguageModel, run: config.Run, task: str, show_progress: bool) -> dict[str, float]:
-    """Returns the metrics of a task of inputs and targets."""
     registered, split = _registered_task(run, task)
     _check_metric_functions(registered)
     _check_model(lm, run)

@@ -179,7 +179,6 @@ def _gain(
 
 
 def _results_of(results: Sequence[dict[str, Any]], run: str) -> list[dict[str, Any]]:
-    """Returns the results of a run, one per seed."""
     return [result for result in results if result["name"] == run]
 
 

@@ -14,7 +14,7 @@ _LEAST_MULTIPLE = 8
 def padded_length(size: int, limit: int | None = None) -> int:
     """Rounds a number of tokens up to one of a few lengths, and returns at most `limit`.
 
-    A program is compiled for each length, so there should be few lengths.
+    A program is compiled for each length.
     """
     size = max(1, size)
     multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 3))

@@ -33,7 +33,7 @@ def embed(
 
     Args:
       strategy: strategy of the model.
-      limit: maximum number of tokens in a row; None: no limit. Words of an ELMo are not limited.
+      limit: maximum number of tokens in a row; None: no limit.
     """
     check_pooling(pooling)
     for number, text in enumerate(texts):

@@ -289,7 +289,10 @@ class LanguageModel:
         return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function that continues or answers rows of ids, and returns ids for each row.
+        """Returns a function that continues or answers rows of ids.
+
+        The function returns the ids of an answer for each row, or a list of answers if `num_return_sequences` is above
+        1.
 
         Args:
           options: arguments of `Strategy.writer`: `settings`, `seed`, and fields of `config.DecodingConfig`.
@@ -463,7 +466,6 @@ class LanguageModel:
         return predictor.predict(examples, advance)
 
     def _answers(self, texts: list[str], batch_size: int, advance: Callable[[int], Any]) -> Iterator[str]:
-        """Yields the answer to each text."""
         for prompt_answers in prompt_files.answer(self, texts, batch_size, seed=0):
             yield prompt_answers[1][0]
             advance(1)

@@ -217,7 +217,7 @@ def _json_line(row: Row) -> bytes:
 
 @contextlib.contextmanager
 def _csv_writer(file: BinaryIO, delimiter: str) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Yields a function that writes rows as CSV. None becomes an empty cell; other values than texts become JSON."""
+    """Yields a function that writes rows as CSV. None becomes an empty cell; numbers, lists and so on become JSON."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text, delimiter=delimiter)
     header: list[str] = []

@@ -24,9 +24,9 @@ class Beams(NamedTuple):
       answers_BKN: the K best unfinished hypotheses.
       scores_BK: log-probabilities of the unfinished hypotheses.
       stops_BK: states of the unfinished hypotheses in the automaton of stop strings.
-      finished_BKN: the K best finished hypotheses.
+      finished_BKN: the K best finished hypotheses. If there are fewer than K, the remaining ones have the score NEVER.
       finished_scores_BK: log-probabilities of the finished hypotheses, divided by the length penalty.
-      open_BK: [B, 1], whether the search continues for each prompt.
+      open_BK: [B, 1], whether the search for each prompt continues.
     """
 
     answers_BKN: Integer[Array, "batch beams new"]
@@ -42,7 +42,10 @@ class Beams(NamedTuple):
 
 
 def initial(batch: int, beams: int, max_new_tokens: int, ends: Ends) -> Beams:
-    """Returns the state before the first token. All beams are equal, so only the first beam may be extended."""
+    """Returns the state before the first token.
+
+    All beams are equal. Only the first one can be extended, because the other beams have the score NEVER.
+    """
     shape = batch, beams
     empty_BKN, never_BK = jnp.full((*shape, max_new_tokens), END), jnp.full(shape, NEVER)
     first_BK = never_BK.at[:, 0].set(0.0)
@@ -59,7 +62,9 @@ def extend(
     rules: Rules,
     ends: Ends,
 ) -> tuple[Beams, Integer[Array, "batch beams"], Integer[Array, "batch beams"]]:
-    """Extends the hypotheses by one token. Returns the state, the next tokens, and the beam that each token continues.
+    """Extends the hypotheses by one token.
+
+    Returns a tuple: the state, the next token of each beam, and the index of the beam that this token continues.
 
     A hypothesis is finished if it is among the best K candidates and either ends or has `max_new_tokens` tokens.
     `DecodingConfig.early_stopping` determines when the search for a prompt ends.
@@ -98,14 +103,12 @@ def _can_improve(
     length: Step,
     max_new_tokens: int,
 ) -> Bool[Array, "batch 1"]:
-    """Returns whether the best unfinished hypothesis can still replace the worst finished hypothesis.
-
-    The result depends on `DecodingConfig.early_stopping`.
+    """Returns whether the search for a prompt continues. `DecodingConfig.early_stopping` defines the condition.
 
     Args:
       decoding: decoding settings.
       best_B1: log-probability of the best unfinished hypothesis.
-      worst_B1: score of the worst finished hypothesis.
+      worst_B1: score of the worst finished hypothesis, or NEVER if there are fewer than K.
       length: number of tokens of the unfinished hypotheses.
       max_new_tokens: maximum number of tokens of a hypothesis.
     """

@@ -31,10 +31,10 @@ class FilledText(NamedTuple):
 
 
 def encode(vocabulary: Vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
-    """Returns the ids of a text. Each key of `marks` in the text is encoded as the single id that `marks` gives.
+    """Returns the ids of a text. Keys of `marks` in the text are encoded as their ids in `marks`.
 
-    Spaces before a mark are removed, because they belong to the filling. The text after a mark is encoded as the middle
-    of a text, because vocabularies may treat the beginning of a text differently.
+    White space before a mark is removed, because it belongs to the filling. The text after a mark is encoded as the
+    middle of a text, because vocabularies may treat the beginning of a text differently.
     """
     if not marks:
         return list(vocabulary.encode(text))
@@ -52,7 +52,7 @@ def encode_within(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def sentinel_ids(text: str, sentinels: Sequence[int]) -> dict[str, int]:
-    """Returns the id of each sentinel that a text contains, such as `<extra_id_0>`.
+    """Returns a dict from the sentinels in a text, such as `<extra_id_0>`, to their ids.
 
     Args:
       sentinels: ids of the vocabulary's sentinels, in the order in which they are used.
@@ -80,9 +80,12 @@ def fill_masks(
     """Fills each mask of a text with the most probable token of the vocabulary.
 
     Args:
-      tokens: ids of the text. `logits_LV` may have more rows than there are ids.
+      tokens: ids of the text.
+      logits_LV: logits for each token. There may be further rows for padding, and further columns for ids outside the
+        vocabulary. Both are ignored.
+      mask_id: id of the mask.
       frame: ids that are left out of the text.
-      top_k: number of candidates for each mask.
+      top_k: number of candidates for each mask, at most the size of the vocabulary.
     """
     row = np.array(tokens)
     positions = np.flatnonzero(row == mask_id)
@@ -97,7 +100,10 @@ def fill_masks(
 
 
 def fill_spans(tokens: Sequence[int], answer: Sequence[int], sentinels: Collection[int]) -> list[int]:
-    """Replaces each sentinel by the ids that follow it in `answer`. A sentinel that `answer` lacks is not replaced."""
+    """Replaces each sentinel by the ids between this sentinel and the next sentinel in `answer`.
+
+    A sentinel that `answer` lacks is not replaced.
+    """
     spans: dict[int, list[int]] = {}
     span: list[int] = []
     for token in answer:

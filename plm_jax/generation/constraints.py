@@ -1,4 +1,4 @@
-"""Constraints on answers, which change the scores of the next tokens.
+"""Constraints on answers: rules that change the scores of the next tokens, and conditions that end an answer.
 
 Shapes: B prompts, K answers to each, P slots of the decoder's prompt, N new tokens, T tokens of a history, V
 vocabulary, S states.
@@ -22,10 +22,12 @@ class Rules(NamedTuple):
     """Constraints on answers. All fields are compile-time constants.
 
     Attributes:
-      max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.
+      max_new_tokens: maximum number of new tokens.
+      min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.
       forced: tokens with which each answer begins.
       eos_ids: tokens that end an answer.
-      vocab_size: ids at or above this number are never chosen; None allows every id.
+      vocab_size: ids at or above this number are chosen only if they are forced; None allows every id. `apply` does not
+        check this; the caller sets the logits of these ids to -inf.
     """
 
     max_new_tokens: int
@@ -44,6 +46,8 @@ class Rules(NamedTuple):
         step: Step,
     ) -> Float[Array, "batch answers vocab"]:
         """Returns the scores of the next tokens: -inf for forbidden tokens, and 0 for a forced token.
+
+        If a token is forced, all other tokens are forbidden. Other scores do not change.
 
         Args:
           scores_BKV: logits or log-probabilities.
@@ -71,7 +75,10 @@ class Rules(NamedTuple):
 def repeating(
     size: int, answers_BKN: Integer[Array, "batch answers new"], prompt: Prompt, step: Step, vocab_size: int
 ) -> Bool[Array, "batch answers {vocab_size}"]:
-    """Returns whether each token would complete an n-gram of this size that is already in the prompt or the answer."""
+    """Returns whether each token would complete an n-gram of this size that occurs already.
+
+    The n-grams are those of the decoder's prompt followed by the answer so far.
+    """
     prompt_BP, mask_BP = prompt
     batch, rows, new = answers_BKN.shape
     context = size - 1
@@ -108,13 +115,17 @@ class Ends(NamedTuple):
     next_SV: Integer[Array, "states vocab"] | None
 
     def begin(self, shape: tuple[int, ...]) -> Int32[Array, "..."]:
-        """Returns the states of the automaton before the first tokens."""
+        """Returns the states of the automaton before the first tokens: zeros of this shape."""
         return jnp.zeros(shape, jnp.int32)
 
     def after(
         self, states: Integer[Array, "*answers"], tokens: Integer[Array, "*answers"]
     ) -> tuple[Integer[Array, "*answers"], Bool[Array, "*answers"], Bool[Array, "*answers"]]:
-        """Returns a tuple: the new states, whether each token is an end token, and whether each answer ends."""
+        """Returns a tuple: the new states, whether each token is an end token, and whether each answer ends.
+
+        An answer ends at an end token or at a token that completes a stop string. Without stop strings, the states do
+        not change.
+        """
         is_eos = jnp.isin(tokens, self.eos)
         if self.next_SV is None:
             return states, is_eos, is_eos
@@ -125,11 +136,12 @@ class Ends(NamedTuple):
 def stops(
     texts: Sequence[str], token_text: Callable[[int], str], vocab_size: int
 ) -> Int32[np.ndarray, "states {vocab_size}"]:
-    """Returns an automaton over tokens that finds the first occurrence of one of the texts (Aho and Corasick 1975).
+    """Returns an automaton over tokens that detects when one of the texts is complete (Aho and Corasick 1975).
 
     Args:
-      texts: nonempty texts.
-      token_text: function that returns the text that a token adds. Incomplete characters match nothing.
+      texts: at least one text; no text may be empty.
+      token_text: function that returns the text that a token adds. A character that is split into several tokens is not
+        recognized.
       vocab_size: number of tokens.
 
     Returns:
@@ -157,5 +169,8 @@ def stops(
 
 
 def cut(text: str, texts: Sequence[str]) -> str:
-    """Returns the part of `text` before the first occurrence of one of `texts`."""
+    """Returns the part of `text` before the first occurrence of one of `texts`, or `text` if none occurs.
+
+    Empty strings in `texts` are ignored.
+    """
     return text[: min((at for at in map(text.find, filter(None, texts)) if at >= 0), default=len(text))]

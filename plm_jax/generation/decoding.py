@@ -3,7 +3,7 @@
 One jitted program reads the prompt in one call and then runs a loop of single tokens. A decoder reads left-padded
 prompts. In an encoder-decoder, the encoder reads the prompts, and the decoder reads a start token. All answers to a
 prompt share one row of the model's batch and of the cache. Each call adds one slot per answer, and a mask marks the
-slots that belong to the history of each answer. The cache of a beam is therefore never moved or copied.
+slots that belong to the history of each answer. The cache of a beam is therefore not moved or copied.
 
 Shapes: B prompts, K answers or beams to each, P slots of the decoder's prompt, M encoder slots, N new tokens, S slots
 of the cache, V vocabulary.
@@ -52,17 +52,17 @@ def generate(
 
     Args:
       model: a decoder or encoder-decoder; `params` are its parameters.
-      prompts: ids, at least one per prompt; lengths may differ.
+      prompts: at least one prompt; each prompt has at least one id, and lengths may differ.
       decoding: decoding settings. `forced_prefix` must be ids. `stop_strings` is ignored in favor of `stops`.
       seed: seed of the samples.
       eos_ids: ids that end a continuation and are not part of it.
       start_id: first id of the decoder of an encoder-decoder (T5: pad), which is not part of the answer.
-      vocab_size: ids at or above this number are never chosen; None allows every id.
-      marks: special ids of a decoder that fills blanks. Each prompt then contains masks, followed by the earlier
-        fillings and a sop at the end.
+      vocab_size: ids at or above this number are chosen only if they are forced; None allows every id.
+      marks: special ids of a decoder that fills blanks; None: the decoder continues its prompts. With `marks`, a prompt
+        is a text with masks, followed by the earlier fillings, each after a sop, and one more sop.
       has_prefix: whether the tokens of a prompt attend to each other in both directions.
-      stops: automaton of stop strings, as returned by `constraints.stops`. The token that completes a stop string is
-        part of the answer.
+      stops: automaton of stop strings, as returned by `constraints.stops`; None: no stop strings. The token that
+        completes a stop string is part of the answer.
       options: fields of `decoding` to replace.
 
     Returns:
@@ -70,8 +70,8 @@ def generate(
       Beam search sorts these answers by descending score.
 
     Raises:
-      UserError: an argument is out of range, an id is outside the model's vocabulary, or prompt and new tokens exceed
-        the position table.
+      UserError: a prompt or the list of prompts is empty, an option is invalid, an id is outside the model's
+        vocabulary, or the tokens exceed the position table.
     """
     decoding = (decoding or DecodingConfig()).changed(**options)
     limit = decoding.max_new_tokens or MAX_NEW_TOKENS
@@ -96,7 +96,10 @@ def generate(
 
 
 def _padded_inputs(prompts: Sequence[Sequence[int]], start_id: int | None) -> tuple[_Padded | None, _Padded]:
-    """Returns two pairs of ids and mask: for the encoder (None if `start_id` is None), and for the decoder."""
+    """Returns a pair: the padded inputs of the encoder, and those of the decoder. Each consists of ids and a mask.
+
+    Without a `start_id`, the model has no encoder, and the first item is None.
+    """
     slots = num_slots(max(map(len, prompts)))
     if start_id is None:
         return None, pad(prompts, slots, left=True)
@@ -108,14 +111,20 @@ def _without_end(row: np.ndarray) -> list[int]:
 
 
 def num_slots(length: int) -> int:
-    """Returns a length rounded up to a power of two, at least 8, so that few programs are compiled."""
+    """Returns a length rounded up to a power of two, at least 8.
+
+    Rounded lengths keep the number of compiled programs small.
+    """
     return 8 << max(0, (length - 1).bit_length() - 3)
 
 
 def pad(
     rows: Sequence[Sequence[int]], length: int, left: bool = False
 ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
-    """Returns a pair: the rows padded with 0 to `length`, and a mask with 1 for tokens and 0 for padding."""
+    """Returns a pair: the rows padded with 0 to `length`, and a mask with 1 for tokens and 0 for padding.
+
+    Padding is on the right, or on the left if `left` is true. No row may be longer than `length`.
+    """
     tokens, mask = np.zeros((2, len(rows), length), np.int32)
     for i, row in enumerate(rows):
         real = slice(length - len(row), None) if left else slice(len(row))
@@ -124,9 +133,9 @@ def pad(
 
 
 def _static(decoding: DecodingConfig) -> DecodingConfig:
-    """Replaces the fields that `_generate` receives through other arguments with constants.
+    """Returns the settings with fixed values for the fields that `_generate` receives in other arguments.
 
-    A change of a sampling field therefore compiles no new program.
+    A new temperature or a new value of `top_p` therefore compiles no new program.
     """
     return dataclasses.replace(
         decoding,
@@ -195,13 +204,14 @@ def _forward(
     """Returns a pair: the logits, and the new cache. The first call returns only the logits of the last token.
 
     Args:
+      vocab_size: logits of ids at or above this number are -inf; None: all logits are those of the model.
       tokens: inputs of the decoder.
       visible: whether each cache slot is visible to all tokens [B, S], or to each token [B, L, S].
-      positions: dict with `positions` [B, L] and the model's other inputs that contain positions.
+      positions: dict with `positions` [B, L], and the model's other inputs about positions, such as `prefix_lengths`.
       index: first slot that this call fills.
       source_mask: [B, M] for an encoder-decoder; None for a decoder.
-      memory: [B, M, D], only for an encoder-decoder in the first call.
-      cache: cache after the previous call.
+      memory: [B, M, D] in the first call of an encoder-decoder, otherwise None.
+      cache: cache after the previous call; None in the first call.
     """
 
     def logits(module: Any) -> jax.Array:
@@ -219,9 +229,9 @@ def _forward(
 
 
 def _last_positions(positions: dict[str, jax.Array], slots: int, limit: int, rows: int) -> dict[str, jax.Array]:
-    """Returns the position inputs of each prompt's last token.
+    """Returns the position inputs for the last token of each prompt. Inputs without a length axis stay as they are.
 
-    With several answers per prompt, they include `slot_positions`, the position of each cache slot.
+    With several answers per prompt, `slot_positions` is added, the position of each cache slot.
     """
     last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
     if rows > 1:

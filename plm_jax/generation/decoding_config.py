@@ -14,8 +14,9 @@ class DecodingConfig:
 
     Attributes:
       max_new_tokens: maximum number of generated tokens, including the end token. None: 50 in `generate`, and the
-        length of the task's targets in `evaluate`.
-      min_new_tokens: minimum number of generated tokens before the end token.
+        maximum length of the task's targets in `evaluate`.
+      min_new_tokens: minimum number of generated tokens before the end token. Forced tokens and stop strings may end an
+        answer earlier.
       temperature: divisor of the logits in sampling; 0 or None: no sampling. Without sampling and beams, the most
         probable token is chosen; among equally probable tokens, the token with the lowest id.
       top_k: number of most probable tokens to sample from; None: all tokens.
@@ -31,13 +32,14 @@ class DecodingConfig:
         `num_beams` finished hypotheses are better than the best unfinished hypothesis, whose score uses the length
         penalty of its current length. "never": no unfinished hypothesis can become one of the best `num_beams`
         hypotheses, whatever its final length.
-      no_repeat_ngram_size: size of the n-grams that an answer never repeats; 0: no limit. A decoder also never repeats
-        n-grams of the prompt.
+      no_repeat_ngram_size: size of the n-grams that an answer never repeats; 0: no limit. A decoder does not repeat
+        n-grams of the prompt either. Forced tokens are exempt from this rule.
       forced_bos_token_id: id that is forced as the first token of each answer.
       forced_eos_token_id: id that is forced as the last token of an answer that reaches `max_new_tokens` without an end
         token.
       forced_prefix: text or ids with which each answer begins, after `forced_bos_token_id`.
-      stop_strings: strings at which an answer ends; they are not part of the answer.
+      stop_strings: strings at which an answer ends. An answer in text ends before the stop string. An answer in ids
+        includes the token that completes the stop string.
       num_return_sequences: number of answers per prompt: the best beams, or independent samples.
     """
 
@@ -78,7 +80,8 @@ class DecodingConfig:
         A field that is a tuple may be passed as a list. `stop_strings` may also be a single string.
 
         Raises:
-          UserError: a field does not exist, or a value is out of range.
+          UserError: a field does not exist, a value has the wrong type or is out of range, or two values contradict
+            each other.
         """
         names = [field.name for field in dataclasses.fields(self)]
         for name in options:
@@ -95,7 +98,7 @@ class DecodingConfig:
         return bool(self.temperature)
 
     def penalty(self, length: Any) -> Any:
-        """Returns the length penalty, by which the log-probability of a hypothesis is divided.
+        """Returns the length penalty. The log-probability of a hypothesis is divided by this number.
 
         Args:
           length: number of tokens, or an array of numbers of tokens.

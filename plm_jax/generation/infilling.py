@@ -1,7 +1,7 @@
-"""GLM's blank infilling: positions, prompts and answers. The fillings follow the text, one after the other.
+"""GLM's blank infilling: positions, prompts and answers.
 
-Part A of a row is the prompt with its masks. After part A, each sop begins the filling of the next mask, as in the rows
-of `objectives.BlankInfilling`.
+Part A of a row is the prompt with its masks. The fillings follow part A in the order of the masks, each after a token
+sop (start of piece). In the rows of `objectives.BlankInfilling`, the order of the fillings is random.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Marks(NamedTuple):
 
 
 def marks(model: ModelConfig, special_ids: Mapping[str, Any]) -> Marks | None:
-    """Returns the marks of a decoder that fills blanks, or None.
+    """Returns the special ids of a decoder that fills blanks, or None.
 
     The result is None for other architectures, and for decoders that lack the id of sop, of eop, or of every mask.
     """
@@ -44,7 +44,7 @@ def marks(model: ModelConfig, special_ids: Mapping[str, Any]) -> Marks | None:
 def positions(
     tokens: Integer[np.ndarray, "batch length"], mask: Integer[np.ndarray, "batch length"], marks: Marks
 ) -> dict[str, np.ndarray]:
-    """Returns the position inputs of the model for rows of tokens, computed as in the objective.
+    """Returns the position inputs of the model for rows of tokens, as defined by `objectives.BlankInfilling`.
 
     Args:
       tokens: ids of the rows. The k-th sop of a row begins the filling of the k-th mask. If a row has more sops than
@@ -53,7 +53,7 @@ def positions(
 
     Returns:
       A dict of int32 arrays: `positions` and `block_positions` [B, L], and `prefix_lengths` [B], the index of the first
-      sop. A row without a sop consists of part A only.
+      sop. A row without a sop has the prefix length L.
     """
     real = mask > 0
     text_positions = np.maximum(real.cumsum(axis=1) - 1, 0)
@@ -77,10 +77,12 @@ def positions(
 
 
 def encode(vocabulary: Vocabulary, text: str, special_ids: Mapping[str, Any]) -> list[int]:
-    """Returns part A of a prompt. If the prompt has no mask, gmask is appended, or mask if there is no gmask.
+    """Returns the ids of part A of a prompt.
 
-    If the vocabulary has cls, the text is framed by cls and eos, but eos is left out after a final gmask (THUDM/GLM,
-    generate_samples.py). ChatGLM-6B has neither cls nor eos.
+    If the prompt has no mask, gmask is appended, or mask if there is no gmask.
+
+    If there is an id of cls, cls is added before the text, and eos after the text. The eos is left out after a final
+    gmask (THUDM/GLM, generate_samples.py) or if there is no id of eos.
     """
     ids = {mask: special_ids[name] for mask, name in MASKS.items() if name in special_ids}
     if not any(mask in text for mask in ids):
@@ -93,10 +95,12 @@ def encode(vocabulary: Vocabulary, text: str, special_ids: Mapping[str, Any]) ->
 
 
 def fill(prompts: Sequence[Sequence[int]], marks: Marks, write: Write) -> list[list[list[int]]]:
-    """Returns the fillings of each prompt's masks. Masks are filled in order, and a filling sees all earlier fillings.
+    """Returns, for each prompt, the fillings of its masks.
+
+    Masks are filled in order. The model reads the earlier fillings.
 
     Args:
-      prompts: token ids of each prompt with its masks, which GLM calls part A.
+      prompts: at least one row of ids: part A of each prompt.
       write: function that continues each row of ids up to an eop.
     """
     rows: list[list[int]] = [[*prompt, marks.sop] for prompt in prompts]

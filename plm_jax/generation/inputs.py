@@ -1,4 +1,4 @@
-"""Checks of what a caller passes to a model: rows of ids, masks and prompts."""
+"""Checks of the inputs that callers pass to a model: rows of ids, masks and prompts."""
 
 from typing import Any
 
@@ -9,10 +9,12 @@ from plm_jax.common.errors import UserError
 
 
 def integers(name: str, values: Any) -> Int32[np.ndarray, "..."]:
-    """Converts nested sequences, or an array of NumPy, JAX or another library, to int32. Values may be bool.
+    """Converts nested sequences, or an array of NumPy, JAX or another library, to int32.
+
+    Values of type bool and whole floating-point numbers are converted too.
 
     Raises:
-      UserError: rows have different lengths, or a value is not an integer.
+      UserError: rows have different lengths, or a value is not an integer or does not fit into int32.
     """
     try:
         array = np.asarray(values)
@@ -28,10 +30,10 @@ def integers(name: str, values: Any) -> Int32[np.ndarray, "..."]:
 
 
 def ids(name: str, values: Any, size: int) -> dict[str, np.ndarray]:
-    """Returns `{name: int32 [B, L]}` with ids below `size`.
+    """Returns `{name: int32 [B, L]}` with ids from 0 to `size` - 1.
 
     Raises:
-      UserError: the array does not have two axes, or an id is out of range.
+      UserError: a value is not an integer, the array does not have two axes, or an id is out of range.
     """
     array = integers(name, values)
     if array.ndim != 2:
@@ -42,7 +44,11 @@ def ids(name: str, values: Any, size: int) -> dict[str, np.ndarray]:
 
 
 def mask(name: str, values: Any, tokens_name: str, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns `{name: int32 [B, L]}` with the shape of `tokens`; an empty dictionary if `values` is None."""
+    """Returns `{name: int32 [B, L]}` with the shape of `tokens`, or an empty dictionary if `values` is None.
+
+    Raises:
+      UserError: a value is not an integer, or the shapes differ.
+    """
     if values is None:
         return {}
     array = integers(name, values)
@@ -57,7 +63,7 @@ def check_same_shape(name: str, array: np.ndarray, tokens_name: str, tokens: np.
 
 
 def prompts(values: Any) -> list[str] | list[list[int]]:
-    """Returns prompts as a list of texts or a list of rows of ids; a single prompt becomes a list of one.
+    """Returns prompts as a list of texts or a list of rows of ids. A single prompt becomes a list of one.
 
     Raises:
       UserError: a prompt is neither a text nor ids, or some prompts are texts and some are ids.

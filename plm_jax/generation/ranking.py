@@ -11,8 +11,8 @@ _BLOCK = 128
 def top_k(x: Float[Array, "*rows vocab"], k: int) -> tuple[Float[Array, "*rows {k}"], Integer[Array, "*rows {k}"]]:
     """Returns a pair: the k largest values in descending order, and their indices. Ties are in index order.
 
-    The result is the same as from `jax.lax.top_k`. The k largest values are in the k blocks with the largest maxima, so
-    only these blocks are sorted.
+    The result is the same as from `jax.lax.top_k`. In a long row, only the k blocks with the largest maxima are sorted,
+    because they contain the k largest values.
     """
     if x.shape[-1] <= 4 * _BLOCK * k:
         largest, index = jax.lax.top_k(x, k)

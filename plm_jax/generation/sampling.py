@@ -16,26 +16,39 @@ END = -1  # Fills answers from the end token on.
 
 
 class Sampling(NamedTuple):
-    """Settings of sampling. Values other than None are traced, so changing such a value causes no recompilation."""
+    """Settings of sampling. A change from one number to another compiles no new program, because numbers are traced."""
 
     temperature: Any
     top_p: Any = None
 
 
 class SampledAnswers(NamedTuple):
-    """Answers that grow independently of each other."""
+    """Answers that grow independently of each other.
+
+    Attributes:
+      answers_BKN: new tokens. All positions outside the answer contain END.
+      stops_BK: state of each answer in the automaton of stop strings.
+      open_BK: whether each answer continues.
+    """
 
     answers_BKN: Integer[Array, "batch answers new"]
     stops_BK: Integer[Array, "batch answers"]
     open_BK: Bool[Array, "batch answers"]
 
     def best(self, number: int) -> Integer[Array, "batch {number} new"]:
-        """Returns the first `number` answers."""
+        """Returns the first `number` answers to each prompt. The answers are not sorted."""
         return self.answers_BKN[:, :number]
 
 
 def initial(batch: int, rows: int, max_new_tokens: int, ends: Ends) -> SampledAnswers:
-    """Returns the state before the first token."""
+    """Returns the state before the first token.
+
+    Args:
+      batch: number of prompts.
+      rows: number of answers per prompt.
+      max_new_tokens: maximum number of new tokens per answer.
+      ends: conditions that end an answer.
+    """
     shape = batch, rows
     return SampledAnswers(jnp.full((*shape, max_new_tokens), END), ends.begin(shape), jnp.ones(shape, bool))
 
@@ -52,10 +65,10 @@ def extend(
     top_k: int | None,
     key: jax.Array,
 ) -> tuple[SampledAnswers, Integer[Array, "batch answers"], None]:
-    """Adds a token to each open answer.
+    """Adds a token to each open answer. End tokens are not added.
 
-    Returns a tuple: the state, the tokens, and None. `beams.extend` returns the continued beams in place of None, but
-    here each answer continues itself.
+    Returns a tuple: the state, the tokens, and None. In place of None, `beams.extend` returns the index of the beam
+    that each token continues. Here, each answer continues itself.
     """
     scores_BKV = rules.apply(logits_BKV, state.answers_BKN, prompt, step)
     tokens_BK = next_tokens(scores_BKV, sampling, jax.random.fold_in(key, step), top_k)
@@ -68,11 +81,11 @@ def extend(
 def next_tokens(
     logits: Float[Array, "*answers vocab"], sampling: Sampling | None, key: jax.Array, top_k: int | None = None
 ) -> Integer[Array, "*answers"]:
-    """Returns the most probable tokens (ties go to the lowest id), or samples if `sampling` is not None.
+    """Returns samples, or the most probable tokens if `sampling` is None (ties go to the lowest id).
 
-    Samples are drawn from the `top_k` most probable tokens; None: from all tokens. If `sampling.top_p` is set, samples
-    are drawn only from the smallest set of most probable tokens, among the `top_k`, with at least this total
-    probability.
+    With `top_k`, only the `top_k` most probable tokens can be sampled. With `sampling.top_p`, only the smallest set of
+    most probable tokens can be sampled whose total probability is at least `top_p`. This probability is computed after
+    `top_k` is applied.
     """
     if sampling is None:
         return jnp.argmax(logits, axis=-1)

@@ -1,4 +1,4 @@
-"""Log-probabilities of target tokens. Batches have few different shapes, because each shape is compiled separately.
+"""Log-probabilities of target tokens. Batches have few different shapes because each shape is compiled separately.
 
 Shapes: B rows, L tokens per row, T targets per row, D width, V vocabulary, C positions with logits in memory.
 """
@@ -20,7 +20,7 @@ from plm_jax.generation.strategies.strategy import Strategy
 from plm_jax.losses.cross_entropy import LOGITS_AT_ONCE
 from plm_jax.models.protocol import Module
 
-# Number of tokens in a batch, including padding.
+# Maximum number of tokens in a batch of several rows, including padding.
 TOKENS_AT_ONCE = 2**12
 
 
@@ -44,24 +44,23 @@ class TokenScores(NamedTuple):
 
 
 def ignore_progress(rows: int) -> None:
-    """Ignores the number of finished rows."""
+    """Does nothing. This function is the default of `advance` in `score_rows`."""
 
 
 def score_rows(
     strategy: Strategy, rows: Sequence[ScoringRow], advance: Callable[[int], Any] = ignore_progress
 ) -> list[TokenScores]:
-    """Scores the targets of rows. Rows of similar length share a batch.
-
-    Lengths are padded to powers of two, so that few programs are compiled.
+    """Scores the targets of rows. Rows of similar length share a batch and are padded to one length.
 
     Args:
-      advance: called with the number of rows of each finished batch.
+      advance: function that is called after each batch with the number of its rows.
 
     Returns:
       The scores of each row, in the order of the rows.
 
     Raises:
-      UserError: a row has no targets or is longer than the model's position table, or an id is outside the vocabulary.
+      UserError: a row has no targets or is longer than the model's position table, an id is outside the vocabulary, or
+        the model has no head for tokens.
     """
     if not all(row.targets for row in rows):
         raise UserError("a continuation adds no token to its context: pass one that is not empty")
@@ -77,7 +76,7 @@ def score_rows(
 
 
 class _Shape(NamedTuple):
-    """The shape of a row.
+    """The padded shape of the rows of a batch.
 
     Attributes:
       length: number of tokens.
@@ -91,7 +90,7 @@ class _Shape(NamedTuple):
 
 
 def _batches(strategy: Strategy, rows: Sequence[ScoringRow]) -> Iterator[tuple[_Shape, list[int]]]:
-    """Yields pairs: the shape of a batch and its row indices. A batch is filled up by repeating its first rows."""
+    """Yields pairs: the shape of a batch, and the indices of its rows. A batch is filled up by repeating its rows."""
     limit = strategy.config.num_positions
 
     def slots(tokens: Sequence[int]) -> int:

@@ -56,8 +56,8 @@ def masked_rows(
 
     Args:
       mask_id: id of the mask.
-      word_numbers: index of the word that each token belongs to; the later tokens of the target's word are masked too.
-        None: only the target is masked.
+      word_numbers: index of the word that each token belongs to. The later tokens of the target's word, up to `end`,
+        are masked too. None: only the target is masked.
     """
     rows = []
     for position in range(begin, end):

@@ -26,13 +26,12 @@ class TextFormat:
     Attributes:
       special_ids: known ids by name, such as `mask_token_id`, with the same names as in
         `hub.pretrained.Pretrained.special_ids`.
-      before: ids before every text of an encoder or encoder-decoder.
-      after: ids after every text of an encoder or encoder-decoder.
-      begins_with: ids before every text of a decoder.
+      before: ids before each text of an encoder or encoder-decoder.
+      after: ids after each text of an encoder or encoder-decoder.
+      begins_with: ids before each text of a decoder.
       separator: id between the documents of a decoder; None: no such id is known, and eos separates the documents.
       has_prefix: whether a decoder was trained on prefixes, whose tokens attend to each other in both directions.
-      fills_blanks: whether a decoder fills blanks, if it has the ids for blanks. If False, the decoder continues its
-        prompt.
+      fills_blanks: whether a decoder that has the ids for blanks fills blanks. If False, it continues its prompt.
       vocabulary_path: paths of the vocabulary's files, joined by commas; None if there are no files.
       load_vocabulary: function that returns the vocabulary and loads it in the first call; None: no vocabulary.
     """
@@ -65,12 +64,12 @@ class TextFormat:
 
     @property
     def mask_id(self) -> int | None:
-        """Id of the mask; None if the vocabulary has no mask."""
+        """Id of the mask; None if `special_ids` has none."""
         return self.special_ids.get("mask_token_id")
 
     @property
     def eos_ids(self) -> list[int]:
-        """Ids that end a text."""
+        """Ids that end a text; an empty list if no such id is known."""
         vocabulary_eos = None if self.load_vocabulary is None else self.vocabulary.eos_id
         eos = self.special_ids.get("eos_token_id", vocabulary_eos)
         if eos is None:
@@ -79,11 +78,17 @@ class TextFormat:
 
     @property
     def start_id(self) -> int:
-        """Id that the decoder of an encoder-decoder begins with."""
+        """Id with which the decoder of an encoder-decoder begins. If it is not known, the padding id or 0 is used."""
         return self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0))
 
     @property
     def sentinels(self) -> range:
-        """Ids of the sentinels in the order in which they are used; the sentinels are the vocabulary's last ids."""
+        """Ids of the sentinels in the order in which they are used.
+
+        The sentinels are the last ids of the vocabulary. The first sentinel has the highest id.
+
+        Raises:
+          MissingVocabularyError: the model has no vocabulary.
+        """
         size = self.vocabulary.vocab_size
         return range(size - 1, size - 1 - self.special_ids.get("sentinels", 0), -1)

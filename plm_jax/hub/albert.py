@@ -103,7 +103,14 @@ class AlbertFamily(Family):
 
 
 def piece_ids(files: list[bytes]) -> dict[str, int]:
-    """Returns a dict from the pieces in spiece.model to their ids."""
+    """Returns a dict from the pieces of a SentencePiece model to their ids.
+
+    Args:
+      files: contents of the vocabulary files; the first one is the SentencePiece model.
+
+    Raises:
+      UserError: the SentencePiece model is damaged.
+    """
     return {piece.piece: i for i, piece in enumerate(_pieces(files))}
 
 
@@ -113,7 +120,7 @@ def _is_wordpiece(files: list[bytes]) -> bool:
 
 
 def _is_uncased(files: list[bytes]) -> bool:
-    """Whether no piece of type NORMAL in spiece.model contains an upper-case letter."""
+    """Whether no piece of type NORMAL contains an upper-case letter."""
     return all(piece.piece == piece.piece.lower() for piece in _pieces(files) if piece.type == piece.NORMAL)
 
 

@@ -15,7 +15,7 @@ from plm_jax.hub.fields import Derived, Field, Fixed, activation, initializer_ra
 
 
 def embeddings(prefix: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of the embedding tables, with the names that BERT and its variants use."""
+    """Returns the tensors of the embedding tables, with the names of BERT after the prefix."""
     return (
         Tensor(f"{prefix}.embeddings.word_embeddings.weight", ("token_embedding",)),
         Tensor(f"{prefix}.embeddings.position_embeddings.weight", ("position_embedding",)),
@@ -27,7 +27,13 @@ def embeddings(prefix: str) -> tuple[Tensor, ...]:
 def layers(
     prefix: str, attention_norm: str = "attention.output.LayerNorm", feed_forward_norm: str = "output.LayerNorm"
 ) -> tuple[Tensor, ...]:
-    """Returns the tensors of the blocks, with the names that BERT, RoBERTa and ELECTRA use."""
+    """Returns the tensors of the blocks, with the names of BERT after the prefix.
+
+    Args:
+      prefix: first part of the tensor names.
+      attention_norm: name of the norm of the attention in a layer.
+      feed_forward_norm: name of the norm of the feed-forward in a layer.
+    """
     layer, blocks = f"{prefix}.encoder.layer.{{layer}}", "stack/blocks"
     return (
         *attention(f"{layer}.attention", f"{blocks}/attention", "self.query", "self.key", "self.value", "output.dense"),
@@ -41,7 +47,7 @@ def layers(
 def encoder_tensors(prefix: str) -> tuple[Tensor, ...]:
     """Returns the tensors of a model with a masked LM head and a pair classifier.
 
-    The tensors have the names that BERT and ERNIE use.
+    The names are those of BERT, with `prefix` in place of `bert`.
     """
     return (
         *embeddings(prefix),
@@ -62,7 +68,8 @@ def encoder_tasks(rate: str, text: TaskLayout | None = None, **layouts: TaskLayo
     """Returns the layouts of the task heads of an encoder, by kind of the head.
 
     Args:
-      rate: field of `config.json` that contains the dropout rate of the heads.
+      rate: field of `config.json` that contains the dropout rate of the heads. By default, the head for spans has no
+        dropout.
       text: layout of the heads that read a whole text. By default, these heads have one dense layer that reads the
         pooler.
       layouts: layouts that replace the defaults, by kind of the head.
@@ -73,7 +80,12 @@ def encoder_tasks(rate: str, text: TaskLayout | None = None, **layouts: TaskLayo
 
 
 def transformed(activation: str, rate: str) -> TaskLayout:
-    """Returns the layout of a head that first applies a dense layer to the hidden state of the first token."""
+    """Returns the layout of a head that first applies a dense layer to the hidden state of the first token.
+
+    Args:
+      activation: activation of this layer.
+      rate: field of `config.json` that contains the dropout rate.
+    """
     fields = {"feature": "first", "transform": activation}
     return TaskLayout("classifier.out_proj", fields, "classifier.dense", rate, drops_input=True)
 
@@ -92,12 +104,12 @@ BASE = models.EncoderConfig(
 
 
 def has_head(model: models.EncoderConfig) -> bool:
-    """Whether a model has a masked LM head."""
+    """Whether an encoder has a vocabulary head."""
     return isinstance(model.head, models.VocabularyHead)
 
 
 def classifies_pairs(model: models.EncoderConfig) -> bool:
-    """Whether a model has a head that classifies pairs of sentences."""
+    """Whether an encoder has a head that classifies pairs of sentences."""
     return isinstance(model.pooler, models.Pooler) and model.pooler.classes > 0
 
 

@@ -65,7 +65,8 @@ class ChatGlmFamily(Family):
     """ChatGLM2, ChatGLM3 and GLM-4-9B in the original format, for the code of THUDM/chatglm3-6b.
 
     `rope_ratio` multiplies theta, as in the code of ChatGLM3 and GLM-4. The code of ChatGLM2-6B-32K divides the
-    positions by `rope_ratio` instead; its `config.json` is rejected if one of its fields names ChatGLM2.
+    positions by `rope_ratio` instead. A `config.json` that names ChatGLM2 in `_name_or_path` or `auto_map` is therefore
+    rejected if `rope_ratio` is not 1.
     """
 
     kind = "chatglm"
@@ -139,11 +140,12 @@ class ChatGlmFamily(Family):
 
     @override
     def special_ids(self, files, tokenizer_config):
-        """Returns the ids of `[gMASK] sop`, with which every text begins.
+        """Returns the ids of `[gMASK] sop`, with which each text begins, as the entry `begins_with`.
 
         The ids come from `tokenizer_config.json`. If that file does not list both tokens, the ids follow from the
         number of pieces in the SentencePiece model. They are then the number of pieces + 1 and the number of pieces + 3
-        (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b). Without a SentencePiece model, no ids are returned.
+        (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b). If the vocabulary is not a SentencePiece model, the
+        result is empty.
         """
         added = tokenizer_config.get("added_tokens_decoder", {}).items()
         ids = {token.get("content"): int(number) for number, token in added}

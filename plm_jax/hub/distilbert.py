@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019) in Hugging Face's format: `DistilBertForMaskedLM` and `DistilBertModel`.
 
-The model is a BERT without token types and without a pooler. The tensors have other names.
+The model is a BERT without token types and without a pooler. The tensors of the layers and heads have other names.
 """
 
 from dataclasses import replace

@@ -29,7 +29,9 @@ _MAX_COMPRESSION = 100
 
 
 class ElmoTensor(NamedTuple):
-    """Dataset in a weights file. It consists of parts of parameters, which are concatenated along their first axis.
+    """Dataset in a weights file.
+
+    It consists of parts of parameters. They are concatenated along their first axis and then reshaped.
 
     Attributes:
       shape: shape of the dataset.
@@ -67,8 +69,8 @@ def read(options_path: str, weights_path: str) -> Pretrained:
     If the folder of the options contains exactly one file with a name like `…vocab….txt`, that file is the vocabulary.
 
     Raises:
-      UserError: a file is missing or damaged, or the options are not supported. Or datasets are missing, have the wrong
-        shapes or link to other files.
+      UserError: a file is missing or damaged, the options are not supported, or datasets are missing, unknown or have
+        the wrong shapes.
     """
     vocabulary = _vocabulary(os.path.dirname(options_path))
     try:
@@ -90,7 +92,7 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
     """Returns a dict from names to the datasets of an open file.
 
     Raises:
-      ValueError: the file contains a link or a group that contains itself. Or a dataset is empty, does not contain
+      ValueError: the file contains a link, a group that contains itself, or a dataset that is empty, does not contain
         floating-point numbers, is stored in another file, or is compressed by a factor of more than `_MAX_COMPRESSION`.
     """
     datasets: dict[str, h5py.Dataset] = {}
@@ -118,6 +120,8 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
 
 def write(directory: str, pretrained: Pretrained) -> None:
     """Writes a model in a format that `read`, bilm-tf and AllenNLP can read. The options are written last.
+
+    The vocabulary is written only if it is a list of words.
 
     A warning names the heads that are left out.
     """
@@ -217,7 +221,7 @@ def _vocab_size_and_head(
     """Returns a pair: the number of words, and the head, which is `NoHead` if the weights have no softmax.
 
     The softmax determines the number of words. Without a softmax, the options determine this number. If the options
-    lack it too, the number of words is the number of lines in the vocabulary.
+    lack it too, the number of words is the number of lines in the vocabulary, or 0 without a vocabulary.
     """
     if SOFTMAX in weights:
         return len(weights[SOFTMAX]), models.Softmax()

@@ -1,7 +1,7 @@
 """ERNIE 1.0, 2.0 and 3.0 of Baidu (Sun et al. 2019, 2020, 2021) in Hugging Face's format: `ErnieForPreTraining`.
 
-The models have the architecture of BERT with both heads. The tensors have other names. ERNIE 2.0 and 3.0 also have an
-embedding table for tasks.
+The models have the architecture of BERT with both heads. Their tensor names have another prefix. ERNIE 2.0 and 3.0 also
+have an embedding table for tasks.
 """
 
 from typing_extensions import override

@@ -71,7 +71,8 @@ def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
     can.
 
     Raises:
-      UserError: no family can describe the model. The message names the nearest family and the values that it requires.
+      UserError: no family can describe the model. If there are families of this architecture, the message names the
+        nearest one and the values that it requires.
     """
     families = [family for family in registered().values() if family.base.kind == model.kind]
     if not families or not isinstance(model, models.TransformerConfig):
@@ -88,10 +89,12 @@ def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
 
 
 def to_settings(family: Family, config: Mapping[str, Any]) -> Transformer:
-    """Returns the settings that a `config.json` of a family describes, with all heads.
+    """Returns the settings that a `config.json` of a family describes.
+
+    The settings contain all heads of the family, and the task head that the file names.
 
     Raises:
-      UserError: a value is missing, invalid or not supported.
+      UserError: a value is invalid or not supported.
     """
     return trees.checked(tasks.to_settings(family, config, family.to_settings(config)), CONFIG)
 
@@ -108,8 +111,8 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
     """Returns the settings of a model that a family cannot store, each as a message `NAME must be VALUE`.
 
     The settings are converted to a `config.json` and back. VALUE is the value of a changed setting after this
-    conversion. If the settings cannot be converted, for example because the number of heads does not divide the width,
-    the only message is the reason.
+    conversion. Settings in NOT_STORED are ignored. If the settings cannot be converted, for example because the number
+    of heads does not divide the width, the only message is the reason.
     """
     shapes = tensor_layout.shapes_of(model)
     try:
@@ -129,10 +132,10 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
 
 
 def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
-    """Returns the settings in a canonical form.
+    """Returns equivalent settings in a standard form, for comparisons.
 
-    Models that compute the same function have the same canonical form. In this form, optional values that equal their
-    defaults are None, layer patterns are as short as possible, and unused fields have their defaults.
+    Some optional values that equal their defaults become None. Layer patterns become as short as possible. Some unused
+    fields get their defaults.
     """
     attention = _with_short_patterns(model.attention, max(stack.blocks for stack in model.stacks))
     model = replace(model, attention=attention)
@@ -196,13 +199,16 @@ def with_heads(
 ) -> Transformer:
     """Returns the settings that fit the stored tensors.
 
-    Heads whose tensors are missing are removed. The tensors also decide whether the vocabulary head is tied and has a
-    bias.
+    An incomplete task head is removed. A head of an encoder is removed if its tensors are missing. In other models, an
+    untied vocabulary head is removed if its matrix is missing and the model has other heads. A mask decoder without its
+    position table becomes an ordinary vocabulary head.
 
     Args:
-      names: names of the stored tensors.
-      is_untied: whether the files contain a head matrix that differs from the token embedding table.
-      has_bias: whether the files contain a bias of the vocabulary head that is not 0.
+      names: full names of the stored tensors.
+      is_untied: whether the files contain a head matrix that differs from the token embedding table. A tied vocabulary
+        head then becomes untied.
+      has_bias: whether the files contain a bias of the vocabulary head that is not 0. The vocabulary head then gets a
+        bias.
     """
     model = tasks.drop_incomplete_head(family, model, names)
     if (task := tasks.head_of(model)) is not None:  # A vocabulary head may have tensors of the same names.
@@ -261,7 +267,7 @@ def name_in(family: Family, parameter: str) -> str | None:
 def published(model: ModelConfig) -> tuple[ModelConfig, str | None]:
     """Returns a pair: the model as it is exported to Hugging Face, and the name of the parameters to leave out.
 
-    The name is None if no parameters are left out.
+    The name is a key at the top level of the parameters. It is None if no parameters are left out.
     """
     if isinstance(model, models.ElectraConfig):
         return model.discriminator_model, "generator"
@@ -279,7 +285,7 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
     The classes in `architectures` determine the type. If they match no family, the names of the tensors determine it.
 
     Raises:
-      UserError: the classes or the tensor names do not match exactly one family.
+      UserError: the classes or the tensor names do not match exactly one family, or the weights cannot be read.
     """
     classes = [str(name) for name in config.get("architectures") or ()]
     stems = {re.sub(r"(For[A-Z]\w*|(LMHead|DoubleHeads|PreTrained)?Model)$", "", name).lower() for name in classes}
@@ -316,7 +322,8 @@ def _accepts(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
 def by_full_name(tensors: Mapping[str, files.StoredTensor], family: Family) -> dict[str, files.StoredTensor]:
     """Returns a dict from current full names to the tensors.
 
-    The tensors may be stored under old names or under names without the family's prefix.
+    The tensors may be stored under old names or under names without the family's prefix. If only the copy of a tensor
+    is stored, the dict also contains it under the name of the copied tensor (`Family.copies`).
     """
     names = {tensor.name for tensor in family.tensors} | family.copies.keys()
     heads = {name for name in names if not name.startswith(family.prefix)} | tasks.names(family)

@@ -16,10 +16,10 @@ class Tensor:
     The parameters are joined, transposed, reshaped and increased by `plus`, in this order.
 
     Attributes:
-      name: full name. `{layer}` stands for the index of a block. There is then one tensor per block, and the parameters
-        are stacked over the blocks, [layers, ...]. If layers have several blocks or share parameters, the name contains
-        `{group}` and `{inner}` instead. `{group}` stands for the index of a group of blocks, `{inner}` for the index of
-        a block in this group.
+      name: full name. `{layer}` stands for the index of a block. There is then one tensor for each block that has the
+        parameters, and the parameters are stacked over these blocks, [blocks, ...]. If layers have several blocks or
+        share parameters, the name contains `{group}` and `{inner}` instead. `{group}` stands for the index of a group
+        of blocks, `{inner}` for the index of a block in this group.
       parameters: paths of the parameters, with parts joined by `/`. If there are several parameters, they are
         concatenated along the last axis.
       transposed: whether the tensor is stored [out, in], like the weight of torch's `Linear`.
@@ -30,8 +30,8 @@ class Tensor:
         the tensor is not reshaped.
       plus: constant that is added to the parameters. If it is not 0, the parameters are read as float32 even if the
         tensor has a smaller type. With -1, float32 parameters from 0.5 to 2 ** 24 do not change when they are written
-        and read again. Other parameters, and small values of a tensor, may be rounded by the first conversion. Later
-        conversions do not change them.
+        and read again. Other parameters, and values of a tensor close to 0, may be rounded by the first conversion.
+        Later conversions do not change them.
       applies: function that takes the paths of a model's parameters and returns whether the model has the tensor. It is
         called only if the model has all `parameters`.
     """
@@ -59,8 +59,8 @@ def dense(
 ) -> tuple[Tensor, Tensor]:
     """Returns the weight and the bias of a torch `Linear` that holds one or several dense layers.
 
-    If `transposed` is False, the torch layer is a `Conv1D`, which is stored [in, out]. The bias is skipped for a model
-    whose dense layers have no bias.
+    If `transposed` is False, the torch layer is a `Conv1D`, which is stored [in, out]. For a model whose dense layers
+    have no bias, the second tensor is skipped when the model is read or written.
     """
     weights, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
     return Tensor(f"{name}.weight", weights, transposed, groups), Tensor(f"{name}.bias", biases, groups=groups)
@@ -87,10 +87,10 @@ def norm(name: str, path: str) -> tuple[Tensor, Tensor]:
 
 
 def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the tensors of a vocabulary head, whose bias is stored twice: as `NAME.bias` and as `NAME.decoder.bias`.
+    """Returns the tensors of a vocabulary head: its matrix, and its bias as `NAME.bias` and as `NAME.decoder.bias`.
 
-    An untied head reads its bias from `NAME.decoder.bias`. A tied head reads its bias from `NAME.bias`. For a tied
-    head, `Family.copies` must map `NAME.decoder.bias` to `NAME.bias`.
+    An untied head has both biases, and the value of `NAME.decoder.bias` is used. A tied head has only `NAME.bias`.
+    Files of tied heads may also contain `NAME.decoder.bias`, which `Family.copies` must map to `NAME.bias`.
     """
     return (
         Tensor(f"{name}.decoder.weight", ("head",)),
@@ -111,7 +111,7 @@ class TaskLayout:
       default: dropout rate if `config.json` does not contain one. None: the rate of the model's sub-layers.
       drops_input: whether dropout of the same rate is also applied before the transform.
       norm: first part of the tensor names of the norm after the transform; None if the head has no such norm.
-      entries: entries of `config.json` for settings of the head that differ from `fields`.
+      entries: entries of `config.json` that set further settings of the head. They override `fields`.
       form: ending of the name of the model's class. Empty: the ending in `tasks.FORMS`.
     """
 
@@ -129,7 +129,10 @@ class TaskLayout:
 def task_layouts(
     text: TaskLayout, tags: TaskLayout | None = None, span: TaskLayout | None = None, choice: TaskLayout | None = None
 ) -> dict[str, TaskLayout]:
-    """Returns `Family.tasks` for a family whose heads for classes, labels and scores of texts have the same layout."""
+    """Returns `Family.tasks` for a family whose heads for classes, labels and scores of texts have the same layout.
+
+    Kinds whose layout is None are left out.
+    """
     layouts = {"classes": text, "labels": text, "score": text, "tags": tags, "span": span, "choice": choice}
     return {kind: layout for kind, layout in layouts.items() if layout}
 
@@ -146,8 +149,9 @@ class Family(Role):
       fields: entries of `config.json`, in the order in which they are written. They describe a model with all heads.
       tensors: tensors of a model with all heads. If a model lacks the parameters of a tensor, the tensor is skipped.
       model_type: `model_type` in `config.json`; empty if it equals `kind`.
-      prefix: first part of tensor names, such as `bert.`. Files of models without a head leave this prefix out.
-      buffers: regular expression for tensors that are not weights. It matches their names without the prefix.
+      prefix: first part of tensor names, such as `bert.`. Files of models without a head may leave this prefix out.
+      buffers: regular expression for tensors that are not weights. It matches their names without the prefix. Such
+        tensors are ignored.
       unused: regular expression for weights that a model may contain but does not use. It matches their names without
         the prefix. Such weights are left out with a warning.
       vocabulary_files: mapping from schemes of `vocabularies.load`, such as `wordpiece`, to names of vocabulary files.
@@ -156,8 +160,8 @@ class Family(Role):
       tokenizer_class: class name of the tokenizer in `transformers`; empty if no class name is written.
       token_types_are_of_texts: whether token types distinguish the two texts of a pair. If they do, tokenizers return
         token types.
-      start: key in `Pretrained.special_ids`, such as `pad_token_id`, of the token that begins a decoder's input. None:
-        the models are not encoder-decoders.
+      start: key in `Pretrained.special_ids`, such as `pad_token_id`, of the token that begins a decoder's input if
+        `config.json` has no `decoder_start_token_id`. None: the models are not encoder-decoders.
       copies: mapping from the name of a copy, which a file may contain, to the name of the copied tensor.
       old_endings: mapping from endings of tensor names in old files to the current endings.
       ids: mapping from keys of `Pretrained.special_ids` to fields of `config.json`, for ids that not every family has.
@@ -189,14 +193,14 @@ class Family(Role):
     other_heads: ClassVar[str] = "(?!)"
 
     def architecture(self, model: Any) -> str:
-        """Returns the class of a model without a task head, as in `architectures` of `config.json`."""
+        """Returns the name of the `transformers` class for a model without a task head."""
         raise NotImplementedError
 
     def to_settings(self, config: Mapping[str, Any]) -> Any:
         """Returns the settings that a `config.json` describes, with all heads of the model.
 
         Raises:
-          UserError: a value is missing, invalid or not supported.
+          UserError: a value is invalid or not supported.
         """
         return with_settings(self.base, read(self.fields, config))
 
@@ -222,7 +226,9 @@ class Family(Role):
         return {"tokenizer_class": self.tokenizer_class} if self.tokenizer_class else {}
 
     def special_ids(self, files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the special ids that `config.json` does not contain.
+        """Returns the entries of `Pretrained.special_ids` that follow from the tokenizer's files.
+
+        Entries that come from `config.json` have priority over these.
 
         Args:
           files: contents of the vocabulary files.

@@ -50,11 +50,14 @@ class Entry:
 
         Args:
           values: fields of a `config.json`, with the checked values of all entries.
+
+        Raises:
+          UserError: values are not supported or contradict each other.
         """
         return {}
 
     def fields(self, model: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of `config.json` that describe a model.
+        """Returns the fields of `config.json` that this entry writes for a model.
 
         Args:
           model: settings of the model.
@@ -71,7 +74,7 @@ class Field(Entry):
       name: name in `config.json`.
       path: dotted path of the setting. If there are several paths, the field holds a tuple of settings.
       default: value that `transformers` assumes if the field is absent, or a function that computes this value from
-        earlier fields.
+        earlier fields. If the default is a function, null counts as absent, except in a field of type bool.
       also: paths of further settings that get the same value. They are ignored when the field is written.
       choices: mapping from values of the field to settings. If several values map to the same setting, the first of
         these values is written.
@@ -79,8 +82,8 @@ class Field(Entry):
       same_as: another field. The setting is None if both fields have the same value. A setting of None is written as
         the value of the other field.
       read: function that converts the value to the setting.
-      write: function that computes the value from a model. By default, the value is the setting. If a model lacks the
-        setting, the value is `default`.
+      write: function that computes the value from a model. By default, the value is the setting. If the model lacks the
+        setting, or `choices` lacks its value, `default` is written.
       value_type: int for a positive integer, float for a number of at least 0, bool or str. None: the type of
         `default`, or int if `default` is a function.
     """
@@ -156,7 +159,7 @@ class Fixed(Entry):
 
     Attributes:
       name: name in `config.json`.
-      value: the only accepted value. If it is false, 0 or null, all three of these values are accepted.
+      value: the only accepted value. If it is false, 0 or null, every value that Python treats as false is accepted.
       default: value that `transformers` assumes if the field is absent. None: `value`.
       is_written: whether the field is written.
     """
@@ -238,8 +241,8 @@ def changed(
     Args:
       entries: the table.
       new: new entries. A new entry replaces the entry of the same name. If there is no such entry, it is appended.
-      without: names of fields to leave out.
-      defaults: new defaults, by name of the field.
+      without: names of the entries to leave out.
+      defaults: new defaults, by name of the entry. The table must have these entries.
     """
     by_name: dict[Any, Any] = {getattr(entry, "name", entry): entry for entry in entries}
     by_name |= {name: replace(by_name[name], default=default) for name, default in defaults.items()}
@@ -254,7 +257,7 @@ def read(entries: tuple[Entry, ...], config: Mapping[str, Any]) -> dict[str, Any
       A dict from dotted paths to settings.
 
     Raises:
-      UserError: a value is missing, invalid or not supported.
+      UserError: a value is invalid or not supported.
     """
     values = dict(config)
     for entry in entries:
@@ -289,7 +292,7 @@ def with_settings(part: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Returns the shortest prefix whose repetition yields the sequence.
+    """Returns the shortest prefix whose repetition yields the sequence. The sequence must not be empty.
 
     The last repetition may be cut off.
     """
@@ -325,6 +328,6 @@ def check(name: str, value: Any, is_accepted: bool, accepted: str) -> None:
 
 
 def known(name: str, value: Any, choices: Mapping[Any, Any]) -> None:
-    """Raises a `UserError` unless the value of the field `name` is one of the choices."""
+    """Raises a `UserError` unless the value of the field `name` is a key of `choices`."""
     if value not in choices:
         raise UserError(f"config.json: {name} is '{value}': {nearest(str(value), choices)}")

@@ -2,8 +2,9 @@
 
 A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON: type, shape and byte
 offsets of each tensor) and the bytes of the tensors, without gaps. The weights of a model are either one such file, or
-several such files and an index that maps tensor names to file names (https://github.com/huggingface/safetensors). Files
-that violate the format are rejected. Tensors are read and written one at a time.
+an index and the files that it lists. The index maps tensor names to file names
+(https://github.com/huggingface/safetensors). Files that violate the format are rejected. Tensors are read and written
+one at a time.
 """
 
 import contextlib
@@ -68,6 +69,8 @@ class LazyArray:
 
 class StoredTensor(LazyArray):
     """Tensor in an open safetensors file. If it is indexed with a slice, only the rows in the slice are read.
+
+    Negative integers as indices, and slices with a step, are not supported.
 
     Attributes:
       name: name of the tensor in the file.
@@ -146,8 +149,8 @@ def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
     The tensors can be read until the context exits.
 
     Raises:
-      UserError: a file is missing or damaged, the tensors are not in the files that the index names, or the weights are
-        a pickle.
+      UserError: a file is missing or damaged, there are too many tensors, a tensor is not in the file that the index
+        names, or the weights are a pickle.
     """
     shards, names = _shards(folder)
     with contextlib.ExitStack() as stack:
@@ -251,7 +254,7 @@ def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> d
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether a value is a list of at most 32 integers from 0 to 2 ** 63 - 1. Arrays have at most 32 axes."""
+    """Whether a value is a list of at most 32 integers from 0 to 2 ** 63 - 1."""
     return isinstance(value, list) and len(value) <= 32 and all(type(i) is int and 0 <= i < 2**63 for i in value)
 
 
@@ -260,14 +263,14 @@ def _damaged(path: str, cause: str) -> UserError:
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-    """Returns the error for a file that the operating system refuses to open."""
+    """Returns the error for a file that cannot be opened or read."""
     return UserError(f"cannot read {path} ({error.strerror}): make it readable or pass another file")
 
 
 def write(folder: str | os.PathLike[str], tensors: Mapping[str, Content], shard_bytes: int = SHARD_BYTES) -> None:
     """Writes the tensors to one file, or to several shards of at most `shard_bytes` each and an index.
 
-    A tensor larger than `shard_bytes` gets its own shard. Weight files of another model in the folder are removed.
+    A tensor larger than `shard_bytes` gets its own shard. Other weight files in the folder are removed.
     """
     shards = _divide(tensors, shard_bytes)
     names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]

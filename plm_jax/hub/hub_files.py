@@ -1,4 +1,4 @@
-"""Files of a Hugging Face directory that conversions copy unchanged, so that `transformers` reads the same files.
+"""Files of a Hugging Face directory that conversions copy unchanged, for use in `transformers`.
 
 In addition to the settings and the vocabulary, these files contain added tokens, special tokens around texts, the chat
 template, generation settings, and fields of `config.json` that have no counterpart in this package.
@@ -29,8 +29,7 @@ TOKENIZER = (
 def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
     """Finds the files to copy. Returns a dict from their names to their paths.
 
-    The tokenizer's files are included only if there is a `tokenizer.json`. Otherwise, `vocabulary_files.write` writes a
-    new `tokenizer.json`, because `transformers` does not always read a vocabulary file as this package does.
+    The tokenizer's files are included only if there is a `tokenizer.json`.
 
     Args:
       directory: Hugging Face directory, or a folder into which these files were copied.

@@ -1,6 +1,6 @@
 """Reading and writing of Hugging Face directories: `config.json`, safetensors and the files of the vocabulary.
 
-All families share these functions. A family only defines tables (`hub/family.py`).
+All families share these functions. `hub/families.py` lists the families.
 """
 
 import contextlib
@@ -33,11 +33,12 @@ START_ID = "decoder_start_token_id"
 def opened(directory: str) -> Iterator[Pretrained]:
     """Context manager that yields a model whose parameters stay in their files, with their stored types.
 
-    The parameters can be read until the context exits.
+    The parameters can be read until the context exits. Warnings name the heads and the unused weights that are left
+    out.
 
     Raises:
-      UserError: a file is missing or damaged, the family is unknown, or a setting is not supported. Or tensors are
-        missing, unknown or have the wrong shapes; the message then names the tensors.
+      UserError: a file is missing or damaged, the family is unknown, a setting is not supported, or tensors are
+        missing, unknown or have the wrong shapes.
     """
     path = os.path.join(directory, CONFIG)
     config = files.read_json(path)
@@ -119,8 +120,9 @@ def write(
     is written. For a SpanBERT, only the BERT is written. In both cases, a warning names the parameters that are left
     out.
 
-    Without a `tokenizer`, the vocabulary is written only if the family has files for its scheme. `transformers` makes
-    its own tokenizer from these files.
+    If the model comes from a Hugging Face directory with a `tokenizer.json`, the tokenizer's files are copied from
+    there, and `tokenizer` is ignored. Otherwise, without a `tokenizer`, the vocabulary is written only if the family
+    has files for its scheme. `transformers` makes its own tokenizer from these files.
 
     Raises:
       UserError: no Hugging Face family can hold the model.
@@ -163,7 +165,8 @@ def _config_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a pair: the contents of a model's `config.json`, and the special ids in SPECIAL_IDS.
 
-    The contents do not include special ids, except those that the family derives from settings.
+    Special ids that the model lacks are None. The contents do not include special ids, except those that the family
+    derives from settings.
 
     Raises:
       UserError: a special id of the model differs from the id that the settings require.
@@ -189,7 +192,10 @@ def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, An
 
 
 def published(pretrained: Pretrained) -> Pretrained:
-    """Returns the part of a model that Hugging Face's class holds; for an ELECTRA, the discriminator."""
+    """Returns the part of a model that Hugging Face's class holds.
+
+    For an ELECTRA, this is the discriminator. Most models are returned unchanged.
+    """
     model, left_out = families.published(pretrained.model)
     params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
     if isinstance(pretrained.model, models.ElectraConfig):
@@ -262,10 +268,7 @@ def _check(
 
 
 def _has_untied_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether the files contain a head matrix that differs from the token embedding table.
-
-    This does not depend on the config.
-    """
+    """Whether the files contain a head matrix that differs from the token embedding table. The config is not read."""
     head, table = (_tensor_of(family, parameter, stored) for parameter in ("head", "token_embedding"))
     return head is not None and table is not None and not head.equals(table)
 

@@ -53,9 +53,9 @@ class Pretrained:
 
     @property
     def max_length(self) -> int | None:
-        """Number of tokens to which texts are truncated.
+        """Number of tokens to which texts are truncated; None if there is no limit.
 
-        This is the smaller one of the tokenizer's limit and the model's limit, or None if there is no limit.
+        If the tokenizer and the model both have a limit, this is the smaller one.
         """
         limits = self.special_ids.get("max_length"), self.model.max_length or self.model.num_positions
         return min((limit for limit in limits if limit), default=None)
@@ -70,5 +70,5 @@ class Pretrained:
 
 
 def float32(leaf: Any) -> Any:
-    """Returns a parameter as a float32 array in memory. An array on a device is returned unchanged."""
+    """Returns a parameter as a float32 NumPy array. A JAX array is returned unchanged, whatever its type."""
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, np.float32)

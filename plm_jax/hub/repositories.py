@@ -55,8 +55,8 @@ def download(source: str) -> str:
       The folder of the model in the cache. The name of this folder is the commit hash.
 
     Raises:
-      UserError: `huggingface_hub` is not installed, the Hub does not provide the repository or the revision, or the
-        repository has no weights that plm_jax can read.
+      UserError: `huggingface_hub` is not installed, the Hub cannot be reached or does not provide the repository or the
+        revision, or the repository has no weights that plm_jax can read.
     """
     repository = parse(source)
     with _reporting_errors(repository) as hub:
@@ -91,7 +91,7 @@ def upload(folder: str, name: str, private: bool) -> str:
     Args:
       folder: local directory.
       name: ORG/NAME.
-      private: whether the repository must be private.
+      private: whether the repository must be private. If False, the Hub decides whether a new repository is private.
 
     Returns:
       The URL of the commit.
@@ -155,7 +155,7 @@ def _missing_weights(source: str, repository: Repository, names: list[str]) -> U
 
 @contextlib.contextmanager
 def _reporting_errors(repository: Repository, uploads: bool = False) -> Iterator[Any]:
-    """Context manager that yields the module `huggingface_hub` and converts its errors to a `UserError`.
+    """Context manager that yields the module `huggingface_hub` and converts errors of the Hub to a `UserError`.
 
     Args:
       uploads: whether the caller uploads to the repository.

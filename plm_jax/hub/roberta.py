@@ -21,10 +21,12 @@ LENGTH = 512
 
 @dataclass(frozen=True)
 class PositionsAfterPadding(Entry):
-    """Number of rows of the position table. Rows with an index up to the id of the padding token are unused.
+    """Number of rows of the position table, and id of the padding token.
+
+    Rows with an index up to this id are unused.
 
     Attributes:
-      default: number of rows that `transformers` assumes if the field is absent.
+      default: number of rows that `transformers` assumes if `max_position_embeddings` is absent.
     """
 
     name: ClassVar[str] = "max_position_embeddings"
@@ -50,9 +52,15 @@ class PositionsAfterPadding(Entry):
 
 
 def special_ids(files: list[bytes]) -> dict[str, Any]:
-    """Returns the id of the mask token, which is in `vocab.json`.
+    """Returns a dict with the id of the mask token, which is empty if `vocab.json` has no mask token.
 
-    The ids of the tokens around a text are not returned, because they are in `config.json`.
+    The ids of the tokens around a text are in `config.json` and are not returned.
+
+    Args:
+      files: contents of the vocabulary files; the first one is `vocab.json`.
+
+    Raises:
+      UserError: `vocab.json` is damaged.
     """
     try:
         ids = strict_json.loads(files[0])

@@ -31,7 +31,7 @@ class RotaryFields(Entry):
 
     Attributes:
       fraction: rotated fraction of the dimensions of a head, if the file does not contain it. If this default is not 1,
-        `partial_rotary_factor` is always written.
+        `partial_rotary_factor` is also written outside `rope_parameters`.
       theta: base of the frequencies, if the file does not contain it.
     """
 

@@ -30,9 +30,11 @@ def write(
 ) -> None:
     """Writes a directory for `SentenceTransformer`.
 
-    `SentenceTransformer` then returns the same embeddings as `LanguageModel.embed`.
+    With the same pooling, `SentenceTransformer` returns the same embeddings as `LanguageModel.embed`.
 
     Args:
+      directory: directory to write.
+      pretrained: the model. The heads of an encoder are left out.
       pooling: one of POOLINGS.
       normalize: whether embeddings are divided by their norm.
       tokenizer: tokenizer that `huggingface.write` writes.

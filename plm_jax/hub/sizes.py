@@ -1,4 +1,4 @@
-"""Plausibility checks of downloaded settings against the tensors, before anything is traced or memory is allocated."""
+"""Plausibility checks of downloaded settings and special ids, before anything is traced or memory is allocated."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -46,10 +46,10 @@ def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) ->
 
 
 def check_ids(path: str, ids: Mapping[str, Any]) -> None:
-    """Checks the types of the special ids in `Pretrained.special_ids`.
+    """Checks the types of the special ids in `Pretrained.special_ids`. Some entries may be lists.
 
     Raises:
-      UserError: an id is not an integer, or there are more than `_MAX_SENTINELS` sentinels.
+      UserError: an id is not a 32-bit integer, or there are more than `_MAX_SENTINELS` sentinels.
     """
     for name, value in ids.items():
         if not name.endswith("_token_id") and name not in (*_FRAME, "sentinels"):

@@ -48,7 +48,7 @@ ENCODER_ONLY = "T5EncoderModel"
 
 
 class T5Family(Family):
-    """T5. `config.json` has only one dropout rate and does not describe the initializer."""
+    """T5. One field of `config.json` sets all dropout rates. The initializer is not read from `config.json`."""
 
     kind = "t5"
     name = "T5"

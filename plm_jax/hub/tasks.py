@@ -45,7 +45,7 @@ def head_of(model: ModelConfig) -> TaskHead | None:
 
 
 def class_name(family: Family, kind: str) -> str:
-    """Returns the name of the `transformers` class for models of a family with a task head of this kind."""
+    """Returns the name of the `transformers` class for a task head of this kind, which the family must have."""
     return family.task_class + (family.tasks[kind].form or FORMS[kind])
 
 
@@ -72,8 +72,7 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -
     several numbers per text, because such heads are not supported.
 
     Raises:
-      UserError: the ids of the labels are not consecutive numbers from 0, or the value of another field of the head is
-        not supported.
+      UserError: the labels are invalid, or the value of another field of the head is not supported.
     """
     classes = {str(name) for name in config.get("architectures") or ()}
     kinds = [kind for kind in family.tasks if class_name(family, kind) in classes]
@@ -115,7 +114,7 @@ def _with(model: Transformer, head: TaskHead) -> Transformer:
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the labels of a `config.json` in the order of their ids.
 
-    Without `id2label`, the labels are LABEL_0, LABEL_1, …
+    Without `id2label`, there are `num_labels` labels, by default 2: LABEL_0, LABEL_1, …
 
     Raises:
       UserError: the ids are not consecutive numbers from 0, or `num_labels` is not a number of labels.
@@ -178,8 +177,11 @@ def new(kind: str, model: ModelConfig, labels: Sequence[str] = (), family: Famil
     this layout or, if the layout has no default, the rate of the model's sub-layers.
 
     Otherwise, a head of a whole text reads the first token of an encoder or the last token of another model. It has a
-    dense layer with tanh before the output, except in decoder-only models. Heads of tags and spans have only the output
-    layer. The dropout rate is the rate of the model's sub-layers, or 0 for spans.
+    dense layer with tanh before the output, except in decoder-only models. Heads of decoder-only models have no bias.
+    Heads of tags and spans have only the output layer. The dropout rate is the rate of the model's sub-layers, or 0 for
+    spans.
+
+    The labels are ignored for spans and choices.
 
     Raises:
       UserError: there is no task head of this kind.

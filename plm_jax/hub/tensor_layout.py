@@ -101,7 +101,7 @@ class TensorLayout:
         return files.Content(self.shape, dtype, lambda: [self.join(flat)])
 
     def parameter_type(self, stored: np.dtype) -> np.dtype:
-        """Returns the type of the parameters, given the type of the stored tensor."""
+        """Returns the type of the parameters for the type of the stored tensor; with `plus`, at least float32."""
         return np.promote_types(stored, np.float32) if self.plus else stored
 
 
@@ -111,7 +111,10 @@ def _joined_shape(pieces: Sequence[TensorPiece]) -> tuple[int, ...]:
 
 
 class Parameter(files.LazyArray):
-    """Parameter in open files. It consists of one piece of a tensor, or of one piece per layer."""
+    """Parameter in open files. It consists of one piece of a tensor, or of one piece per layer.
+
+    If there is one piece per layer, an integer index reads one layer. Other indices read the whole parameter.
+    """
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape
@@ -143,6 +146,8 @@ class Parameter(files.LazyArray):
 
 def layout(tensors: Sequence[Tensor], model: TransformerConfig) -> dict[str, TensorLayout]:
     """Returns a dict from the names of a model's tensors to their layouts.
+
+    Tensors whose parameters the model lacks are left out.
 
     Args:
       tensors: the family's table of tensors.

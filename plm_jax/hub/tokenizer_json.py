@@ -1,6 +1,6 @@
 """Special tokens in `tokenizer.json`, the vocabulary format of Hugging Face's `tokenizers`.
 
-Directories that plm_jax writes contain `tokenizer.json` in addition to the files from which plm_jax reads the
+Directories that plm_jax writes may contain `tokenizer.json` in addition to the files from which plm_jax reads the
 vocabulary. The field OURS of `tokenizer_config.json` names these files, for example as `sentencepiece:tokenizer.model`.
 With this field, plm_jax reads the same vocabulary again.
 """
@@ -50,6 +50,9 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     Args:
       files: contents of the vocabulary files; the first one is `tokenizer.json`.
       tokenizer_config: contents of `tokenizer_config.json`.
+
+    Raises:
+      UserError: `tokenizer.json` is damaged.
     """
     tree = parse(files)
     ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
@@ -113,7 +116,8 @@ def _content(token: Any) -> str | None:
 def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
     """Returns the ids that a `tokenizer.json` adds to texts, as entries of `Pretrained.special_ids`.
 
-    The entries are `begins_with` and `ends_with`, and `separates_with` if ids are added between the texts of a pair.
+    The entries are `begins_with` and `ends_with`, which may be empty, and `separates_with` if ids are added between the
+    texts of a pair.
     """
     processor = tree.get("post_processor") or {}
     before, after, between = [], [], []

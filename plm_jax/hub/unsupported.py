@@ -70,7 +70,7 @@ def _overlap(names: set[str], known: set[str]) -> float:
 
 
 def _fields(family: Family) -> set[str]:
-    """Returns the names of the fields that a family reads or writes."""
+    """Returns the names of the fields that a family reads or writes, except fields that any `config.json` may have."""
     named = {str(name) for entry in family.fields if (name := getattr(entry, "name", None))}
     with contextlib.suppress(
         UserError, KeyError, TypeError
@@ -92,6 +92,9 @@ def _tensor_names(directory: str) -> Iterable[str]:
 
 
 def _pattern(name: str) -> str:
-    """Returns the name of a tensor without the prefix for the model, and with `N` in place of layer indices."""
+    """Returns the name of a tensor with `N` in place of layer indices.
+
+    The first of more than two parts is left out, unless it is an index. It is usually a prefix for the model.
+    """
     parts = ["N" if part.isdigit() or part.startswith("{") else part for part in name.split(".")]
     return ".".join(parts[1:] if len(parts) > 2 and "N" not in parts[:1] else parts)

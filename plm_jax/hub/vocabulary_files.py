@@ -21,8 +21,8 @@ _RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # First line of a tiktoken fi
 def find(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | None:
     """Returns the spec of a directory's vocabulary, or None if there are no vocabulary files.
 
-    The files that plm_jax wrote have priority over the files of the family. The files of the family have priority over
-    `tokenizer.json`.
+    The files that plm_jax names in `tokenizer_config.json` have priority over the files of the family. The files of the
+    family have priority over `tokenizer.json`.
 
     Args:
       folder: Hugging Face directory.
@@ -44,7 +44,8 @@ def read_special_ids(folder: str, family: Family, vocabulary: str, tokenizer: Ma
     """Reads the special ids of a vocabulary.
 
     The ids come from the vocabulary files if the family has files for the vocabulary's scheme, otherwise from
-    `tokenizer.json`.
+    `tokenizer.json`. If `transformers` uses the pipeline of `tokenizer.json`, the ids around texts come from there in
+    both cases.
 
     Args:
       folder: Hugging Face directory.
@@ -81,7 +82,11 @@ def _contents(tokenizer_path: str) -> list[bytes]:
 
 
 def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tokenizer_json.Tokenizer | None) -> None:
-    """Writes the vocabulary files, which plm_jax reads, and the tokenizer files, which `transformers` prefers."""
+    """Writes the vocabulary files, which plm_jax reads, and the tokenizer files, which `transformers` prefers.
+
+    Nothing is written for a model without a vocabulary. Nothing is written either if `tokenizer` is None and the family
+    has no files for the vocabulary's scheme.
+    """
     scheme, described = (pretrained.vocabulary or "").partition(":")[0], {}
     names = files_of(family).get(scheme) or (tokenizer_json.FILES.get(scheme) if tokenizer else None)
     if names is None or pretrained.vocabulary is None:
@@ -110,9 +115,9 @@ def files_of(family: Family) -> dict[str, tuple[str, ...]]:
 
 
 def _is_of(scheme: str, path: str) -> bool:
-    """Whether the content of a file fits a scheme.
+    """Whether the content of a file fits a scheme. Only SentencePiece and tiktoken are checked.
 
-    SentencePiece and tiktoken use the same file names, but only the files of tiktoken are text.
+    These two schemes use the same file names, but only the files of tiktoken are text.
     """
     is_tiktoken = scheme == "tiktoken"
     if not is_tiktoken and scheme != "sentencepiece":

@@ -60,10 +60,7 @@ class Length(Entry):
 
 
 def heads_of(model: models.TransformerConfig) -> tuple[int, ...]:
-    """Returns the shape of XLNet's projections, [embed, heads, head_dim].
-
-    The first size is -1, so that NumPy infers it.
-    """
+    """Returns the shape of XLNet's projections, [-1, heads, head_dim]. NumPy infers the first size."""
     return -1, model.attention.heads, model.attention.head_dim
 
 

@@ -1,4 +1,4 @@
-"""Inference by architecture: one strategy for each architecture, and one for decoders that fill blanks."""
+"""Strategies of inference. `build` chooses the strategy by the architecture of the model."""
 
 from typing import Any
 
@@ -24,7 +24,11 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def build(model: Module, params: Any, text: TextFormat, default_decoding: DecodingConfig) -> Strategy:
-    """Returns the strategy of a model."""
+    """Returns the strategy of a model.
+
+    A decoder fills blanks if `text.fills_blanks` is true and `text.special_ids` contains the ids for blanks. Models of
+    an architecture that STRATEGIES lacks get the base class, which generates no text.
+    """
     if text.fills_blanks:
         marks = infilling.marks(model.model, text.special_ids)
         if marks is not None:

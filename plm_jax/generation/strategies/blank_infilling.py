@@ -1,4 +1,4 @@
-"""Decoders that fill blanks, with the fillings after the text (GLM)."""
+"""Strategy of decoders that write the fillings of blanks after the text (GLM)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from plm_jax.models.protocol import Module
 
 
 class BlankInfillingStrategy(DecoderStrategy):
-    """A decoder that fills the blanks of a prompt, or continues a prompt without blanks.
+    """A decoder that fills the blanks of a prompt. If a text has no blank, the decoder continues the text.
 
     Attributes:
       marks: special ids of blank infilling.

@@ -58,7 +58,7 @@ class DecoderStrategy(Writer):
 
     @property
     def _separator(self) -> list[int]:
-        """List with the id between documents: the separator, or eos if there is no separator.
+        """List with the id between documents: the separator, or the first eos if there is no separator.
 
         Raises:
           UserError: the model has no separator and no eos.

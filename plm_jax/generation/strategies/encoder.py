@@ -19,7 +19,7 @@ from plm_jax.models.protocol import Module
 
 
 class EncoderStrategy(Strategy):
-    """A masked model, which answers a prompt with the most probable token in place of each mask."""
+    """An encoder. It answers a prompt by replacing each mask with the most probable token."""
 
     @override
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
@@ -38,7 +38,7 @@ class EncoderStrategy(Strategy):
 
     @functools.cached_property
     def _encoder(self) -> Module:
-        """The module without its mask decoder, because the output of a mask decoder is only for masked tokens."""
+        """The module without a mask decoder. The output of a mask decoder is only for masked tokens."""
         if not isinstance(getattr(self.config, "head", None), MaskDecoderHead):
             return self.model
         return registry.build(dataclasses.replace(self.config, head=NoHead()), self.model.dtype)
@@ -102,7 +102,7 @@ class EncoderStrategy(Strategy):
         return rows
 
     def _token_logits(self, rows: Sequence[Sequence[int]]) -> Shaped[Array, "batch length vocab"]:
-        """Returns the logits of rows of different lengths, which are padded to the longest row."""
+        """Returns the logits of the vocabulary head. Rows are padded to the length of the longest row."""
         tokens, mask = decoding.pad(rows, max(map(len, rows), default=0))
         return self.logits(self.read(tokens, mask), self.head(None))
 

@@ -15,7 +15,7 @@ from plm_jax.models.heads import TASK
 
 
 class EncoderDecoderStrategy(Writer):
-    """An encoder-decoder, which answers a prompt or fills its blanks with spans of the answer."""
+    """An encoder-decoder. It answers a prompt, or fills the blanks of a prompt with spans of its answer."""
 
     @override
     def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
@@ -26,7 +26,9 @@ class EncoderDecoderStrategy(Writer):
         return super().logits(arrays, head)
 
     def _shifted_inputs(self, tokens: np.ndarray, mask: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Returns decoder inputs [..., L]: the start id, then all encoder tokens but the last (BART's task models)."""
+        """Returns decoder inputs [..., L]: the start id, then the encoder's tokens except the last (BART's task
+        models).
+        """
         mask = np.ones_like(tokens) if mask is None else mask
         padding = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
         shifted, follows = np.pad(tokens, padding)[..., :-1], np.pad(mask, padding)[..., :-1]
@@ -62,7 +64,9 @@ class EncoderDecoderStrategy(Writer):
         return self._answer_row(self.encode(context), answer, [self.text.start_id, *self.text.before])
 
     def _answer_row(self, context: Sequence[int], answer: Sequence[int], start: Sequence[int]) -> ScoringRow:
-        """Returns a row in which the encoder reads a context, cut to its last tokens, and the decoder reads an answer.
+        """Returns a row in which the encoder reads a context, and the decoder reads an answer.
+
+        A context that is too long is cut to its last tokens.
 
         Args:
           start: ids that the decoder reads before the answer.

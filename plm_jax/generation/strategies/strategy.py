@@ -25,7 +25,10 @@ HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
 class Strategy:
-    """Inference with models of one architecture. This base class computes states and logits but generates no text.
+    """Inference with models of one architecture.
+
+    This base class computes states and logits. Methods such as `encode` and `generate` raise a `UserError` unless a
+    subclass overrides them.
 
     Attributes:
       model: the Linen module.
@@ -71,7 +74,18 @@ class Strategy:
         return arrays
 
     def read_texts(self, tokens: Any, *arguments: Any) -> dict[str, np.ndarray]:
-        """Returns the inputs of a task head, from rows [B, L] or from [B, N, L] with several texts per row."""
+        """Returns the inputs of a task head, by name.
+
+        Args:
+          tokens: ids [B, L], or [B, N, L] with N texts per row.
+          arguments: further arguments of `read`, or None. They have the same leading axes as `tokens`.
+
+        Returns:
+          Arrays with the leading axes of `tokens`.
+
+        Raises:
+          UserError: the inputs have different numbers of rows or texts, or `read` rejects them.
+        """
         tokens = inputs.integers("tokens", tokens)
         (rows,) = (array for name, array in self.config.init_inputs().items() if "decoder" not in name)
         if tokens.ndim <= rows.ndim:
@@ -86,16 +100,19 @@ class Strategy:
         return {name: array.reshape(*batch, *array.shape[1:]) for name, array in self.read(*flat).items()}
 
     def with_positions(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the inputs, with the positions of the tokens added if the model does not compute positions itself."""
+        """Returns the inputs. Positions are added for a model that does not compute them itself.
+
+        This base class adds no positions.
+        """
         return arrays
 
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
-        """Returns the number of positions that the inputs use."""
+        """Returns the number of positions that the longest row uses."""
         return max(arrays[name].shape[1] for name in ("tokens", "decoder_tokens") if name in arrays)
 
     @property
     def heads(self) -> set[str]:
-        """Names of the heads whose only input is the features. "vocabulary" is the head for tokens."""
+        """Names of the heads whose only input is the features. The head for tokens is named "vocabulary"."""
         named = self.config.named_heads
         return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
 
@@ -114,13 +131,16 @@ class Strategy:
         return head
 
     def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
-        """Returns the output of one of `heads` for the inputs that `read` or `read_texts` returns."""
+        """Returns the output of a head in `heads`. The inputs come from `read` or `read_texts`."""
         if isinstance(self.config.named_heads[head], TaskHead):
             return task_output(self.model, self.params, arrays, head)
         return head_output(self.model, self.params, arrays, head)
 
     def hidden_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "states batch length width"]:
-        """Returns the embeddings, then the output of each layer, float32 [layers + 1, B, L, D]."""
+        """Returns the embeddings, then the output of each layer, float32 [layers + 1, B, L, D].
+
+        A model without a stack of layers has only one state, its output.
+        """
         return hidden_states(self.model, self.params, arrays, "features", "embedded", "stack")
 
     def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
@@ -128,13 +148,17 @@ class Strategy:
         return features(self.model, self.params, arrays, "features")
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a prompt, framed as in training."""
+        """Returns the ids of a prompt, framed as in training.
+
+        Raises:
+          UserError: the model does not read prompts, or the prompt does not fit the model.
+        """
         raise UserError(f"a model of kind '{self.config.kind}' does not read prompts: use `hidden_states` or `logits`")
 
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         """Answers prompts, which are texts if `in_text` is true and ids otherwise.
 
-        The options are the same as for `LanguageModel.generate`.
+        The options and errors are the same as for `LanguageModel.generate`.
         """
         raise UserError(f"a model of kind '{self.config.kind}' does not generate text: use `hidden_states` or `logits`")
 
@@ -143,7 +167,11 @@ class Strategy:
         raise UserError(f"a model of kind '{self.config.kind}' does not generate text: use `hidden_states` or `logits`")
 
     def fill(self, texts: Sequence[str], top_k: int) -> list[FilledText]:
-        """Fills the masks of texts, with `top_k` candidates for each mask."""
+        """Fills the masks of texts, with `top_k` candidates for each mask.
+
+        Raises:
+          UserError: the model does not predict masked tokens, a text has no mask, or `top_k` is below 1.
+        """
         raise UserError("this is not a masked model, or its vocabulary has no mask: use `generate`")
 
     def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
@@ -162,6 +190,9 @@ class Strategy:
 
         Args:
           word_l2r: whether the later tokens of the same word are masked too.
+
+        Raises:
+          UserError: the model does not predict masked tokens.
         """
         raise UserError("this is not a masked model, or its vocabulary has no mask: use `score`")
 
@@ -183,7 +214,11 @@ class Strategy:
 
     @property
     def token_model(self) -> tuple[Module, Any]:
-        """Pair: the module that predicts tokens, and the parameters of this module."""
+        """Pair: the module that predicts tokens, and the parameters of this module.
+
+        Raises:
+          UserError: the model has no head for tokens.
+        """
         self.head(None)
         return self.model, self.params
 
@@ -193,7 +228,11 @@ class Strategy:
         return self.text.has_prefix
 
     def decoding(self, **options: Any) -> DecodingConfig:
-        """Returns the default decoding settings with these fields replaced."""
+        """Returns the default decoding settings with these fields replaced.
+
+        Raises:
+          UserError: a field does not exist, or a value is invalid.
+        """
         return self.default_decoding.changed(**options)
 
     def writer(self, settings: DecodingConfig | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
@@ -205,7 +244,8 @@ class Strategy:
           options: fields of the decoding settings to replace.
 
         Raises:
-          UserError: the model has no head for tokens, or lacks the vocabulary that a text prefix or stop strings need.
+          UserError: the model has no head for tokens, an option is invalid, or the model lacks the vocabulary that a
+            text prefix or stop strings need.
         """
         self.head(None)
         settings = (settings or self.decoding()).changed(**options)
@@ -228,7 +268,7 @@ class Strategy:
         )
 
     def encode_prefix(self, text: str) -> list[int]:
-        """Returns the ids of the text that every answer begins with."""
+        """Returns the ids of the text with which answers begin (`DecodingConfig.forced_prefix`)."""
         return list(self.text.vocabulary.encode(text))
 
     def token_text(self, token: int) -> str:
@@ -252,7 +292,7 @@ class Writer(Strategy):
     """Base class of the strategies that write token by token."""
 
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
-        """Continues or answers each prompt."""
+        """Continues or answers each prompt. The arguments are the same as in the base class."""
         settings = self.decoding(**options)
         write = self.writer(seed=seed, **options)
         if not in_text:
@@ -275,7 +315,7 @@ def move_spaces(context: str, continuation: str) -> tuple[str, str]:
 
 
 def check_masks(prompts: Sequence[Sequence[int]], mask_ids: Sequence[int]) -> None:
-    """Raises a `UserError` unless each prompt has one of these ids."""
+    """Raises a `UserError` unless each prompt has at least one of these ids."""
     if not all(set(prompt) & set(mask_ids) for prompt in prompts):
         known = f"the model's is {', '.join(map(str, mask_ids))}" if mask_ids else "the model has none"
         raise UserError(f"a prompt has no mask id: use one in place of each missing token ({known})")
@@ -290,7 +330,7 @@ def head_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -
 
 @partial(compiler.jit_inference, static_argnames=("model", "head"))
 def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
-    """Returns the output of a task head."""
+    """Returns the output of a task head of a module."""
     return task_heads.output(model, params, inputs, name=head)[0]
 
 
@@ -298,7 +338,7 @@ def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -
 def features(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"]
 ) -> Float[Array, "batch length width"]:
-    """Returns the output of a method of a module, float32."""
+    """Returns the output of `features` or `encode`, a method of a module, as float32."""
     return model.apply({"params": params}, **inputs, method=method).astype(jnp.float32)
 
 
@@ -307,6 +347,8 @@ def hidden_states(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"], embedded: str, stack: str
 ) -> Float[Array, "states batch length width"]:
     """Returns the embeddings, the output of each layer except the last layer, and the output of `method`, stacked.
+
+    A model without a stack of layers yields only the output of `method`.
 
     Args:
       embedded: name under which the module sows the embeddings.

@@ -52,7 +52,7 @@ class PositionsAfterPadding(Entry):
 
 
 def special_ids(files: list[bytes]) -> dict[str, Any]:
-    """Returns a dict with the id of the mask token, which is empty if `vocab.json` has no mask token.
+    """Returns a dict with the id of the mask token. The dict is empty if `vocab.json` has no mask token.
 
     The ids of the tokens around a text are in `config.json` and are not returned.
 

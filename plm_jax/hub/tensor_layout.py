@@ -113,7 +113,7 @@ def _joined_shape(pieces: Sequence[TensorPiece]) -> tuple[int, ...]:
 class Parameter(files.LazyArray):
     """Parameter in open files. It consists of one piece of a tensor, or of one piece per layer.
 
-    If there is one piece per layer, an integer index reads one layer. Other indices read the whole parameter.
+    An integer index reads one layer if there is one piece per layer. Otherwise, it reads the whole parameter.
     """
 
     def __init__(self, shape: tuple[int, ...]):

@@ -100,13 +100,13 @@ def fill(prompts: Sequence[Sequence[int]], marks: Marks, write: Write) -> list[l
     Masks are filled in order. The model reads the earlier fillings.
 
     Args:
-      prompts: at least one row of ids: part A of each prompt.
+      prompts: rows of ids: part A of each prompt.
       write: function that continues each row of ids up to an eop.
     """
     rows: list[list[int]] = [[*prompt, marks.sop] for prompt in prompts]
     fillings: list[list[list[int]]] = [[] for _ in prompts]
     counts = [sum(token in marks.masks for token in prompt) for prompt in prompts]
-    for number in range(max(counts)):
+    for number in range(max(counts, default=0)):
         unfilled = [i for i, count in enumerate(counts) if count > number]
         for i, filling in zip(unfilled, write([rows[i] for i in unfilled]), strict=True):
             fillings[i].append(filling)

@@ -128,4 +128,4 @@ def _pieces(files: list[bytes]):
     try:
         return sentence_models.parse(files[0]).pieces
     except ValueError as error:
-        raise UserError(f"spiece.model is damaged ({error}): fetch it again") from error
+        raise UserError(f"the SentencePiece model is damaged ({error}): fetch it again") from error

@@ -68,6 +68,7 @@ def test_rows_without_blank_or_mask():
     assert arrays["prefix_lengths"].tolist() == [4, 2]
     assert arrays["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
     assert arrays["block_positions"].tolist() == [[0] * 4, [0, 0, 1, 2]]
+    assert infilling.fill([], MARKS, list) == []
 
 
 def all_logits(lm, tokens):

@@ -3,11 +3,12 @@
 usage: plm_jax checkpoints {list,verify,prune} DIR [flags]
 
   list    print the step, size and time of each checkpoint, and the metric of the best one
-  verify  read every file and report damaged checkpoints; exit status 2 if there are any
+  verify  read every file and report damaged checkpoints
   prune   verify the newest checkpoint, then remove the checkpoints that neither --keep_last nor --keep_every retains;
-          the best weights are never removed
+          the best weights, and the checkpoint to which a spike would roll the run back, are not removed
 
-DIR is a run directory; list and verify also accept a single checkpoint.
+DIR is a run directory; list and verify also accept a single checkpoint. Their exit status is 2 if they find a damaged
+checkpoint.
 
 example:
   plm_jax checkpoints verify runs/demo-bert-0
@@ -30,7 +31,11 @@ _KEEP_EVERY = flags.DEFINE_integer(
 
 
 def main(action: str, directory: str) -> None:
-    """Runs an action on the checkpoints in `directory`."""
+    """Runs `list`, `verify` or `prune` on the checkpoints in `directory`.
+
+    Raises:
+      UserError: there is no checkpoint, or one is damaged.
+    """
     command_line.start_jax_on_host()
     with progress.doing("loading JAX"):
         from plm_jax.runs import checkpoint_lists as lists

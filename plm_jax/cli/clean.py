@@ -53,7 +53,7 @@ _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.m
 
 
 def main() -> None:
-    """Cleans the crawl and prints what was removed, or with `--plan` what a run needs."""
+    """Cleans the crawl and prints a report; with `--plan`, only prints what a run needs."""
     command_line.required(_INPUT)
     output = "" if _PLAN.value else command_line.required(_OUTPUT)
     from plm_jax.cleaning import dry_run, job, settings

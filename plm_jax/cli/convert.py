@@ -54,7 +54,7 @@ _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Converts the model, uploads the result with `--push`, and prints a summary."""
+    """Converts the model and prints a summary; with `--push`, also uploads the result."""
     source = command_line.required(_SOURCE)
     if not _PUSH.value and (_PRIVATE.value or _LICENSE.value):
         raise UserError("--private and --license have no effect without --push: add --push, or leave them out")

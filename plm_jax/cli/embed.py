@@ -79,7 +79,10 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Generator[Write]:
-    """Yields a function that appends rows and their vectors to a file; the file is created when the context ends."""
+    """Context manager that creates a file from the rows and vectors that are passed to the function it yields.
+
+    A .npy file gets only the vectors. The file is created when the context ends without an error.
+    """
     from plm_jax.inference import tables
 
     if not path.endswith(".npy"):

@@ -9,11 +9,11 @@ evaluations:
   --stride   score whole texts of a source, or text files, with overlapping windows
   --shots    evaluate with few-shot prompts: examples with answers, followed by a question
   --harness  run tasks of EleutherAI's lm-eval
-  --watch    evaluate every checkpoint of a run, until the run is finished
+  --watch    evaluate the checkpoints of a run as it saves them, until the run is finished
 
-The metrics of a task are printed as soon as the task is done. If MODEL is a run, they are also appended to its
-evaluation.jsonl. For a task without held-out rows, the only metric is `tokens` = 0, and the reason is printed. If no
-task has held-out rows, the command fails.
+The metrics of a task are printed as soon as the task is done. If MODEL is a run or one of its checkpoints, they are
+also appended to the run's evaluation.jsonl, except with --average. For a task without held-out rows, the only metric is
+`tokens` = 0, and the reason is printed. If no task has held-out rows, the command fails.
 
 examples:
   plm_jax evaluate --checkpoint=runs/demo-gpt2-0
@@ -71,7 +71,7 @@ _CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of
 
 
 def main() -> None:
-    """Prints the metrics; the metrics of a run are also added to the run's evaluation.jsonl."""
+    """Prints the metrics. Writes them to `--output` if it is set, and to evaluation.jsonl if the model is a run's."""
     checkpoint = command_line.required(_CHECKPOINT)
     _check()
     _CONFIG.modules.load()

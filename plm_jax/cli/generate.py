@@ -37,7 +37,10 @@ _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Prints the results: prompts with continuations, texts with their blanks filled in, or answers."""
+    """Prints the results, or writes them to `--output`.
+
+    A result is a prompt with its continuation, a text with its blanks filled in, or an answer.
+    """
     checkpoint = command_line.required(_CHECKPOINT)
     options = _DECODING.options()
     _MODULES.load()

@@ -2,10 +2,11 @@
 
 usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 
-The vocabulary is trained first if its files do not exist yet. Without --runner, the texts are tokenized by one process
-per core. With --runner, an engine divides the files of a source into tasks and runs them on this machine or a cluster.
-Running the same command again skips the tasks that are complete. The cache is byte-identical to the one written without
---runner. plm_jax clean --help lists the engines and the options that can be passed after `--`.
+If the files of the vocabulary do not exist yet and config.vocabulary.train_size is above 0, the vocabulary is trained
+first. Without --runner, the texts are tokenized by one process per core. With --runner, an engine divides the files of
+a source into tasks and runs them on this machine or a cluster. Running the same command again skips the tasks that are
+complete. The cache is byte-identical to the one written without --runner. plm_jax clean --help lists the engines and
+the options that can be passed after `--`.
 
 examples:
   plm_jax prepare --config=demo:bert
@@ -35,7 +36,7 @@ _RUNNER = flags.DEFINE_enum(
 
 
 def main() -> None:
-    """Writes the caches of the config's sources."""
+    """Writes the caches of the config's sources. For packed rows, also prints notes such as the share of padding."""
     run, options = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.options()
     if not _RUNNER.value and options:
         raise UserError(f"'{options[0]}' after -- is an option of an engine: add --runner=ENGINE before it")

@@ -35,7 +35,7 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 
 
 def main() -> None:
-    """Trains the run of `--config` in `--workdir`."""
+    """Trains the run of `--config` in `--workdir`, or resumes it, and prints a summary."""
     began = time.time()
     run, workdir = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.required(_WORKDIR)
     with progress.doing("importing JAX"):

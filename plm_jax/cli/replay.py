@@ -21,7 +21,11 @@ _MODULES = ModulesFlag()
 
 
 def main(workdir: str) -> None:
-    """Recomputes the step and prints how the results compare with the recorded metrics."""
+    """Recomputes the step and prints how the results compare with the recorded metrics.
+
+    Raises:
+      UserError: the check fails, or the step was not recorded.
+    """
     if _STEP.value is None:
         raise UserError("--step is missing: set it")
     _MODULES.load()

@@ -20,7 +20,7 @@ from plm_jax.runs import run_status
 
 
 def main(workdir: str) -> None:
-    """Prints the status of the run in `workdir`."""
+    """Prints the status of the run in `workdir`, and exits with status 0 or 1."""
     status = run_status.of_run(workdir)
     print("\n".join(status.lines))
     sys.exit(0 if status.fine else 1)

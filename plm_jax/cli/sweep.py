@@ -37,7 +37,7 @@ _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Trains the unfinished runs and prints the table."""
+    """Trains the unfinished runs, or queues them with Slurm, and prints the table; with `--run`, trains one run."""
     path, workdir = command_line.required(_SWEEP), command_line.required(_WORKDIR)
     options, here = command_line.options(), _LAUNCHER.value == "local"
     if here and options:

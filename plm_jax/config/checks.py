@@ -20,10 +20,12 @@ _MOST_TOKENS = 2**28
 
 
 def check(run: Run) -> None:
-    """Checks that the sections of a run fit each other; a run without a model is not checked.
+    """Checks that the sections of a run fit each other.
+
+    A run whose model is a placeholder for the model of a checkpoint is not checked.
 
     Raises:
-      UserError: the sections do not fit each other.
+      UserError: the sections do not fit each other, or `vocabulary.spec` is empty.
     """
     if run.model.is_placeholder:
         return
@@ -62,7 +64,7 @@ def refuse_stand_in(run: Run) -> None:
     """Rejects a run whose model is only a placeholder for the model of a checkpoint.
 
     Raises:
-      UserError: the run has no model.
+      UserError: the model is a placeholder.
     """
     if run.model.is_placeholder:
         raise UserError(
@@ -72,10 +74,10 @@ def refuse_stand_in(run: Run) -> None:
 
 
 def refuse_unused(run: Run) -> None:
-    """Rejects settings that training would ignore.
+    """Rejects settings that training would ignore, such as `data.similar_words` if no objective replaces words.
 
     Raises:
-      UserError: a head is not trained, or settings have no effect.
+      UserError: a setting would be ignored, or the model has a head for sentence pairs and the layout has no pairs.
     """
     if "sentence_pair" in run.model.named_heads and not run.data.layout.labels_pairs:
         raise UserError(
@@ -104,7 +106,10 @@ def _replaces_words(run: Run, phases: Sequence[Phase]) -> bool:
 
 
 def _same_arrays(run: Run, variant: Run, length: int) -> None:
-    """Rejects an objective of a phase or of validation if its rows have other arrays than rows of `run.objective`."""
+    """Rejects `variant` if the rows of its objective have arrays that differ from those of `run.objective`.
+
+    If a source has inputs and targets, every other objective is rejected.
+    """
     if variant.objective == run.objective:
         return
     if run.data.has_inputs_targets:
@@ -143,7 +148,7 @@ def _references(run: Run) -> None:
 
 
 def _architecture(run: Run) -> None:
-    """Checks that the objective trains the model and its heads."""
+    """Rejects an objective that does not train the architecture of the model, or not its span boundary head."""
     if run.model.architecture not in run.objective.architectures:
         kinds, kind = "' or '".join(run.objective.architectures), run.model.kind
         variant = "" if kind == run.model.architecture else f", a variant of '{run.model.architecture}'"
@@ -159,7 +164,7 @@ def _architecture(run: Run) -> None:
 
 
 def _mixture(run: Run, phase: Phase) -> None:
-    """Checks the sources and rates of a mixture."""
+    """Checks the sources and rates of a phase's mixture."""
     for name, rate in phase.mixture.items():
         if name not in run.data.sources:
             raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
@@ -177,7 +182,7 @@ def _mixture(run: Run, phase: Phase) -> None:
 
 
 def _read(run: Run, phase: Phase) -> dict[str, Source]:
-    """Returns the sources that a phase reads."""
+    """Returns the sources that a phase reads, by name."""
     rates = phase.mixture or dict.fromkeys(run.data.sources, 1.0)
     return {name: source for name, source in run.data.sources.items() if rates.get(name, 0.0) > 0}
 
@@ -267,7 +272,7 @@ def _labeled(run: Run) -> None:
 
 
 def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str]) -> None:
-    """Rejects a head whose labels differ from those of a source."""
+    """Rejects a head whose labels differ from those of a source, if both have labels."""
     if not head_labels or not source_labels:
         return
     if len(head_labels) != len(source_labels):
@@ -285,7 +290,10 @@ def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str])
 
 
 def _carry(run: Run, phase: Phase) -> None:
-    """Rejects a model that carries state from row to row if successive rows are not consecutive text."""
+    """Rejects a model that carries state from row to row if successive rows are not consecutive text.
+
+    Also rejects a wrong `model.reuse_length` for rows of pair streams.
+    """
     layout, sources = run.data.layout, _read(run, phase)
     if isinstance(layout, PairStreams) and getattr(run.model, "memory_length", 0):
         reused, remembered = phase.length // 2, getattr(run.model, "reuse_length", 0)
@@ -321,13 +329,16 @@ def _tokens(phase: Phase, field: str, rows: int) -> None:
 
 
 def longest_text(run: Run, length: int) -> int:
-    """Returns the number of positions that a model needs for rows of `length`, the maximum over encoder and decoder."""
+    """Returns the number of positions that a model needs for rows of `length`.
+
+    If the model has an encoder and a decoder, this is the larger of their numbers.
+    """
     longest = run.objective.num_positions(length)
     return max(longest, target_length(run, length)) if run.model.has_decoder else longest
 
 
 def _positions(run: Run, length: int) -> None:
-    """Rejects rows that need more positions than the model has."""
+    """Rejects rows that need more positions than the model has; some models have no limit."""
     longest, most = longest_text(run, length), run.model.num_positions
     if most is not None and longest > most:
         text = "" if longest == length else f" with texts of {longest}"
@@ -356,12 +367,7 @@ def _words(run: Run) -> None:
 
 
 def _examples(run: Run, phases: Sequence[Phase]) -> None:
-    """Checks the settings that sources with inputs and targets need, for a run with the phases `phases`.
-
-    Raises:
-      UserError: the objective does not train on inputs and targets, the length of the targets does not fit the rows,
-        or examples are packed although the model uses absolute positions or the objective has a prefix.
-    """
+    """Checks the settings that sources with inputs and targets need; does nothing if there is no such source."""
     objective, settings = run.objective, run.data.inputs_targets
     names = [name for name, source in run.data.sources.items() if isinstance(source, InputsTargetsSource)]
     if not names:

@@ -1,4 +1,4 @@
-"""Listing of a config: every field with its value, its type and its description from the section's docstring."""
+"""Listing of a config: the value, type and description of each field. The descriptions come from docstrings."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,11 @@ _INDENT = "  "
 
 
 def lines(section: Any) -> Iterator[str]:
-    """Yields one line `name = value  # type: description` per field of a section; nested sections are indented."""
+    """Yields the lines that list the fields of a section, a dataclass instance.
+
+    A plain field is one line `name = value  # type: description`. A field that is a section is a line with its name,
+    followed by its own fields, indented.
+    """
     hints = typing.get_type_hints(type(section), include_extras=True)
     descriptions = field_descriptions(type(section))
     for f in dataclasses.fields(section):
@@ -65,7 +69,11 @@ def type_name(kind: Any) -> str:
 
 
 def field_descriptions(kind: type) -> dict[str, str]:
-    """Returns a dict from field to its entry in `Attributes:` on one line, for a dataclass and its bases."""
+    """Returns the description of each field of a dataclass, from `Attributes:` in its docstring and those of its bases.
+
+    A description is the first paragraph of the entry, on one line and without its period. Fields without an entry are
+    left out.
+    """
     descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
@@ -78,7 +86,7 @@ def field_descriptions(kind: type) -> dict[str, str]:
 
 
 def sentence(text: str | None) -> str:
-    """Returns the first sentence of the first paragraph of a text on one line, without its period."""
+    """Returns the first sentence of a text on one line, without its period; "" for None."""
     return re.split(r"\.(?= [A-Z`]|$)", _first_paragraph(text or ""))[0]
 
 

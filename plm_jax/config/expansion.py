@@ -12,16 +12,17 @@ from plm_jax.data.sources import task_mixtures
 
 
 def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = None) -> Run:
-    """Replaces each mixture of a run by one source per task.
+    """Returns the run with each source that is a seqio mixture replaced by one source per task.
 
-    The tasks divide the rate of the mixture in proportion to their rates. Other sources are unchanged.
+    The tasks divide the rate of the mixture in proportion to their rates. Other sources are unchanged. A run without
+    mixtures is returned as it is.
 
     Args:
-      parts: parts of each source that is a mixture; by default the parts that the prepared caches record.
+      parts: for each source that is a mixture, its tasks and their rates; None: those that the prepared caches record.
 
     Raises:
-      UserError: the source of a task has the name of another source, or there are other sources next to a mixture and
-        no rates.
+      UserError: the source of a task has the name of another source, there are other sources next to a mixture and no
+        rates, or the new config is invalid.
     """
     parts = task_mixtures.prepared(run.data.cache_dir, read_sources(run)) if parts is None else parts
     if not parts:

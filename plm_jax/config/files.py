@@ -1,8 +1,9 @@
 """Config files: Python files with a function `get_config`, by path (`configs/bert.py:base`) or name (`bert:base`).
 
-Names refer to the config files in `plm_jax.configs`. Relative paths in a config file are relative to its folder; in a
-file that is referred to by name, they are relative to `./configs`. A config file is always the same module, whether it
-is loaded by path, by name or by an import, so that a class in it exists once.
+Names refer to the config files in `plm_jax.configs`. Relative paths in a config file are relative to its folder. If the
+file is referred to by a name such as `tasks/sentiment`, they are relative to the folder of `./configs/tasks/sentiment`.
+A config file that does not change is the same module, whether it is loaded by path, by name or by an import. A class in
+it thus exists once.
 """
 
 import os
@@ -25,10 +26,11 @@ class ConfigFile:
     """Config file with the selected size.
 
     Attributes:
-      argument: the path or name that the user passed, without the size, for error messages.
+      argument: flag and path or name that the user passed, without the size, such as `--config=gpt2`; for error
+        messages.
       module: the imported file.
-      file: path of the config file; relative paths are relative to its folder. It need not exist if the user passed a
-        name.
+      file: absolute path of the config file. Relative paths in the config are relative to its folder. If the user
+        passed a name, this is the path below `./configs`, which need not exist.
       size: argument of `get_config`; None for its default.
     """
 
@@ -39,7 +41,7 @@ class ConfigFile:
 
     @property
     def code(self) -> str:
-        """Path of the Python file."""
+        """Path of the Python file that was imported."""
         return self.module.__file__ or ""
 
     def config(self) -> ml_collections.ConfigDict:
@@ -66,8 +68,9 @@ def load(
     """Loads the config file that `FILE.py`, `FILE.py:SIZE`, `NAME` or `NAME:SIZE` refers to.
 
     Args:
+      argument: path, which ends in `.py`, or name of the config file, and optionally its size.
       what: prefix of `argument` in error messages.
-      beside: config file; a relative path in `argument` is relative to its folder. None: relative to the working
+      beside: if `argument` is a relative path, it is relative to the folder of this config file; None: to the working
         directory.
       is_sweep: whether a sweep file is expected, for error messages.
 
@@ -92,7 +95,8 @@ def names(*functions: str) -> list[str]:
     """Returns the names of the config files and sweeps in the package, sorted.
 
     Args:
-      functions: only files that define one of these; default: `get_config` (configs) and `overrides` (sweeps).
+      functions: names of functions. A file is listed if it defines at least one of them. By default, `get_config`
+        (configs) and `overrides` (sweeps).
     """
     names = []
     for path in pathlib.Path(FOLDER).rglob("*.py"):

@@ -15,7 +15,7 @@ from plm_jax.generation.decoding_config import PUBLISHED, DecodingConfig
 
 
 class ModulesFlag:
-    """Flag `--module` of every command that opens a config, run or checkpoint that may use users' code."""
+    """Flag `--module`, which names Python files or modules with the user's own classes."""
 
     def __init__(self):
         self._modules = flags.DEFINE_multi_string(
@@ -60,7 +60,7 @@ class ConfigFlag:
         """Returns the result of `run`, or None if the command line has no config.
 
         Raises:
-          UserError: flags override fields of a config, but there is no config.
+          UserError: flags override fields of a config, but there is no config; or `run` raises this error.
         """
         if not self.is_given and (changes := self.changes):
             raise UserError(
@@ -69,16 +69,18 @@ class ConfigFlag:
         return self.run(may_lack_model) if self.is_given else None
 
     def run(self, may_lack_model: bool = False, replaces_model: bool = False, default: str | None = None) -> Run:
-        """Returns the checked run; relative paths in overrides are relative to the working directory.
+        """Loads the modules of `--module` and returns the run of the config with the overrides.
+
+        Relative paths in overrides are relative to the working directory.
 
         Args:
-          may_lack_model: whether the config may leave the model to a checkpoint that is not known yet.
+          may_lack_model: whether the model of the config may be a placeholder for the model of a checkpoint.
           replaces_model: whether `transfer.resolve` will replace the config's model with a checkpoint's, and check the
-            result.
+            result. The sections of the run are then not checked against each other.
           default: config that is read if the flag is missing; overrides apply to it.
 
         Raises:
-          UserError: the flag is missing, there is no such config file, or the file or an override is wrong.
+          UserError: the flag is missing, there is no such config file or module, or the file or an override is wrong.
         """
         config_file = self._config.value or default
         if config_file is None:
@@ -92,7 +94,7 @@ class ConfigFlag:
         return run
 
     def arguments(self, default: str | None = None) -> list[str]:
-        """Returns the flags as arguments for another process; `default` has the same meaning as in `run`."""
+        """Returns the flags as arguments for another process; `default` is the config if `--config` is missing."""
         changes = [f"--config.{path}={value}" for path, value in self.changes]
         return [f"--config={self._config.value or default}", *changes, *self.modules.arguments()]
 
@@ -108,7 +110,7 @@ class DecodingFlags:
         self._fields = {name: flags.DEFINE_multi_string(name, None, descriptions[name]) for name in names}
 
     def options(self) -> dict[str, Any]:
-        """Returns the settings that the command line sets; all settings if it names a published decoding.
+        """Returns the settings that the command line sets, by name; all settings if it has `--decoding`.
 
         Raises:
           UserError: a setting has an invalid value.

@@ -13,7 +13,11 @@ from plm_jax.training.mesh import MeshConfig
 
 
 def resolve_phases(run: Run) -> tuple[Phase, ...]:
-    """Returns the phases of a run; a run without `train.phases` is one phase."""
+    """Returns the phases of a run; a run without `train.phases` is one phase.
+
+    The steps of the phases are computed from `train.steps`. If it is 0, because the run has `train.epochs` and its
+    rows are not counted yet, the phases have no steps.
+    """
     resolved: list[Phase] = []
     step, example = 0, 0
     for settings in _configured(run):
@@ -39,19 +43,26 @@ def _configured(run: Run) -> tuple[PhaseConfig, ...]:
 
 
 def in_phase(run: Run, phase: Phase) -> Run:
-    """Returns the run with the objective of a phase."""
+    """Returns the run with the objective of a phase.
+
+    Raises:
+      UserError: a field of the objective does not exist, has an invalid value, or belongs to the loss.
+    """
     objective = run.objective.with_fields(phase.objective, "config.train.phases.objective")
     return dataclasses.replace(run, objective=objective)
 
 
 def in_validation(run: Run) -> Run:
-    """Returns the run with the objective of validation."""
+    """Returns the run with the objective of validation; raises the errors of `in_phase`."""
     objective = run.objective.with_fields(run.evaluation.objective, "config.evaluation.objective")
     return dataclasses.replace(run, objective=objective)
 
 
 def mesh_of(run: Run, phase: Phase) -> MeshConfig:
-    """Returns the mesh of the configured phase that contains the last step of `phase`."""
+    """Returns the mesh of the configured phase that contains the last step of `phase`.
+
+    If `phase` ends after all configured phases, returns `run.mesh`.
+    """
     for settings, resolved in zip(_configured(run), resolve_phases(run), strict=True):
         if phase.end_step <= resolved.end_step:
             return dataclasses.replace(run.mesh, **settings.mesh or {})
@@ -59,7 +70,10 @@ def mesh_of(run: Run, phase: Phase) -> MeshConfig:
 
 
 def read_sources(run: Run) -> dict[str, Source]:
-    """Returns the sources with a rate above 0 in at least one phase; only these sources are prepared and read."""
+    """Returns the sources with a rate above 0 in at least one phase; only these sources are prepared and read.
+
+    A phase without rates reads all sources.
+    """
     mixtures = [phase.mixture for phase in resolve_phases(run)]
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
@@ -68,8 +82,8 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
     """Returns the settings of a run's reader.
 
     Args:
-      phases: phases to read; by default the phases of the config. A run whose config has changed passes the phases that
-        it has already trained, followed by the remaining phases of its config.
+      phases: phases to read; None: the phases of the config. If the config of a run has changed, these are the phases
+        that the run has already trained, followed by the remaining phases of its config.
     """
     return ReaderConfig(
         data=run.data,
@@ -85,7 +99,10 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
 
 
 def target_length(run: Run, length: int) -> int:
-    """Returns the number of targets in a row of `length`; in an encoder-decoder, the length of the decoder's row."""
+    """Returns the number of slots for targets in a row of `length`.
+
+    For an encoder-decoder, this is the length of the decoder's row.
+    """
     configured = run.data.inputs_targets.target_length
     if run.data.has_inputs_targets and configured and run.model.has_decoder:
         return configured

@@ -26,7 +26,8 @@ def from_dict(tree: Any, replaces_model: bool = False) -> Run:
         each other.
 
     Raises:
-      UserError: a field is unknown (the message suggests the nearest name), missing, or of the wrong type.
+      UserError: a field is unknown or missing, a value has the wrong type or is out of range, or the sections do not
+        fit each other.
     """
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
@@ -37,22 +38,29 @@ def from_dict(tree: Any, replaces_model: bool = False) -> Run:
 
 
 def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
-    """Returns the `Run` that a run directory, checkpoint or converted directory holds.
+    """Returns the `Run` that a run directory, checkpoint or converted directory has recorded.
 
     Args:
-      modules: the record of users' code in that directory; the code is not loaded.
+      tree: recorded config.
+      modules: recorded modules of users' code, for error messages. This function does not load them.
 
     Raises:
-      UserError: for the same reasons as `from_dict`, or the run uses a user's code that is not loaded.
+      UserError: `from_dict` raises it, or the run uses a user's code that is not loaded.
     """
     with _reporting_missing(modules):
         return from_dict(tree)
 
 
 def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> ModelConfig:
-    """Returns the settings of a converted directory's model; error messages refer to them as `where`.
+    """Returns the settings of a model that a converted directory has recorded.
 
-    The argument `modules` and the errors are those of `from_saved`.
+    Args:
+      tree: recorded settings.
+      where: name of the settings in error messages.
+      modules: recorded modules of users' code, for error messages. This function does not load them.
+
+    Raises:
+      UserError: a setting is invalid, or the model uses a user's code that is not loaded.
     """
     with _reporting_missing(modules):
         return trees.parse(ModelConfig, tree, where)
@@ -60,10 +68,7 @@ def model_from_saved(tree: Any, where: str, modules: users.Record | None = None)
 
 @contextlib.contextmanager
 def _reporting_missing(modules: users.Record | None) -> Generator[None]:
-    """Context manager that explains an error in settings that use users' code.
-
-    If the code is not loaded, it raises an error that names the modules to load.
-    """
+    """Context manager that replaces a `UserError` by one that names the modules to load, if modules are not loaded."""
     try:
         yield
     except UserError as error:
@@ -72,12 +77,12 @@ def _reporting_missing(modules: users.Record | None) -> Generator[None]:
 
 
 def modules(run: Run) -> set[str]:
-    """Returns the Python modules that a run names: modules that register tasks, and modules of segmenters."""
+    """Returns the names of the Python modules that register tasks of a run's sources or define its segmenters."""
     return run.data.modules
 
 
 def choose(table: dict[str, Any], name: str) -> Any:
-    """Returns an entry of a config file's table of sizes.
+    """Returns the entry `name` of a config file's table of sizes.
 
     Raises:
       UserError: there is no such entry.
@@ -88,14 +93,19 @@ def choose(table: dict[str, Any], name: str) -> Any:
 
 
 def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), replaces_model: bool = False) -> Run:
-    """Returns the checked `Run` of a config file's tree, with absolute paths.
+    """Returns the `Run` of a config file's tree, with absolute paths.
 
-    Relative paths are relative to the folder of the config file. The modules that the run names may be imported
-    afterwards; modules that only a checkpoint's config names may not.
+    Relative paths are relative to the folder of the config file, and paths that begin with `package:` to the folder of
+    this package. Names of Hugging Face repositories are unchanged. The Python modules that the run names may be
+    imported afterwards.
 
     Args:
       overridden: fields and sections, such as `train.init_from`, whose paths are relative to the working directory.
-      replaces_model: as in `from_dict`.
+      replaces_model: whether a checkpoint's model will replace the config's. The sections are then not checked against
+        each other.
+
+    Raises:
+      UserError: `from_dict` raises it.
     """
     run = from_dict(tree, replaces_model)
     users.trust(modules(run))

@@ -31,9 +31,9 @@ class Run:
 
     @property
     def updates(self) -> tuple[UpdateConfig, ...]:
-        """Updates of a step in order: `train.updates`, or a single update with an empty name."""
+        """Updates of a step in order: `train.updates`, or one update with an empty name and the settings of `train`."""
         return self.train.updates or (UpdateConfig("", self.train.loss, self.train.trainable),)
 
     def optimizer_of(self, update: UpdateConfig) -> OptimizerConfig:
-        """Returns the optimizer settings of an update."""
+        """Returns the optimizer settings of an update: its own, or else those of the run."""
         return update.optimizer or self.optimizer

@@ -16,7 +16,7 @@ from plm_jax.training.state import AverageConfig
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Phase of a run; it ends at the fraction `until` of the run's steps; unset fields keep the values of the config.
+    """Phase of a run. Fields that are not set have the values of the config.
 
     Attributes:
       until: fraction of the run's steps at which the phase ends; 1 for the last phase.
@@ -25,9 +25,9 @@ class PhaseConfig:
       microbatches: number of microbatches that a batch is divided into.
       mixture: rate of each source.
       dropout: rate of every dropout layer.
-      objective: fields of the objective that change, with their values, such as `{"rate": 0.3}`; the batch must have
-        the same arrays as in the other phases, but the arrays may have other lengths.
-      mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
+      objective: fields of the objective that change, with their values, such as `{"rate": 0.3}`; the arrays of a batch
+        must have the same names and dtypes as in the other phases, but may have other lengths.
+      mesh: sizes of the mesh axes that change, by name; the state is resharded at the beginning of the phase.
     """
 
     until: ranges.ShareAboveZero
@@ -50,15 +50,16 @@ class PhaseConfig:
 class IncidentsConfig:
     """Handling of steps with a spike, or with a loss or gradients that are not finite.
 
-    All such steps are recorded in the folder `incidents` of the run directory. A step that is not finite leaves the
-    state unchanged, and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds its
-    mean over the last `window` steps of the same phase by more than `deviations` times the mean absolute deviation of
-    these steps. This deviation is taken to be at least 1 % of the mean and at least 0.001.
+    Up to 1000 such steps are recorded in the folder `incidents` of the run directory. The update of a step that is not
+    finite is skipped, and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds its
+    mean over the last `window` steps by more than `deviations` times the mean absolute deviation of these steps. This
+    deviation is taken to be at least 1 % of the mean and at least 0.001. The first `window` steps of a phase are never
+    spikes.
 
     Attributes:
-      spikes: handling of spikes: `record` only records them; `skip` also leaves the state unchanged; `roll_back`
-        restores the weights and the optimizer from the last checkpoint at a multiple of `checkpoint.save_every` and
-        continues with the next batch. With `roll_back`, the host waits for each step.
+      spikes: handling of spikes: `record` only records them; `skip` also skips the update; `roll_back` restores the
+        weights and the optimizer from the last checkpoint at a multiple of `checkpoint.save_every` and continues with
+        the next batch. With `roll_back`, the host waits for each step.
       window: number of recent steps that a step is compared with.
       deviations: number of mean absolute deviations above the mean from which a step counts as a spike.
       max_consecutive: maximum number of consecutive steps without an update; the run fails at the next one.
@@ -74,9 +75,10 @@ class IncidentsConfig:
 class AuditsConfig:
     """Audits for silent data corruption, which check that the devices compute correctly.
 
-    An audit computes the gradients of a batch twice and compares their bits, and then lets each device compute the same
-    fixed block of a transformer. If the results of a device differ from those of the majority, the run fails with an
-    error that names the device.
+    An audit computes the gradients of a batch twice and compares their bits. A difference is only reported. The audit
+    then lets each device compute the same fixed block of a transformer. If the results of a device differ from those of
+    the majority, the run fails with an error that names the device. If there is too little memory, the audit is left
+    out.
 
     Attributes:
       every: number of steps between audits; 0: none at regular intervals.
@@ -108,11 +110,11 @@ class ReferenceConfig:
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """One of several updates of a step, with its own loss.
+    """Update of parameters with its own loss; a step may make several updates.
 
     Attributes:
       name: name in metrics, such as `loss/NAME`, and messages.
-      loss: wrapper of the objective's loss, whose result the update minimizes; None: the objective's own loss.
+      loss: wrapper of the objective's loss; the update minimizes its result. None: the objective's own loss.
       trainable: regular expressions, as in `train.trainable`, of the parameters that the update trains. Several updates
         may train a parameter, each with its own moments.
       optimizer: optimizer of these parameters; None: the optimizer of the config. The learning rate always comes from
@@ -131,7 +133,8 @@ class TrainConfig:
 
     Attributes:
       steps: number of training steps; if `epochs` is set, the number is computed from `epochs`.
-      epochs: number of passes over all rows of all sources; None: train for `steps`.
+      epochs: length of training in epochs; an epoch reads as many rows as all sources have together. None: train for
+        `steps`.
       batch_size: number of rows in the global batch.
       microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
       seed: seed of the initial weights, of dropout, and of the order and noise of the data; any signed 64-bit integer.
@@ -142,13 +145,14 @@ class TrainConfig:
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
         loaded; empty: random initialization. If `init_names` is empty, no weights are loaded, and the checkpoint only
         provides the model of a config without one.
-      init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded; an entry
-        (expression, name) loads them under another name, which may contain groups, as in `re.sub`:
-        `("decoder/(.*)", r"stack/\\1")`. A weight that matches several entries is loaded under each of their names.
+      init_names: regular expressions. Weights of `init_from` are loaded if their full name matches at least one of
+        them. An entry (expression, name) loads the matching weights under another name, which may refer to groups of
+        the expression, as in `re.sub`: `("decoder/(.*)", r"stack/\\1")`. A weight that matches several entries is
+        loaded under each of their names.
       init_layers: for each layer of a stack, the index (from 0) of the layer of `init_from` from which it is loaded;
         empty: the same index. If layers share parameters (ALBERT), the indices count the stored layers.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
-        a standard deviation of 0.02.
+        a standard deviation of 0.02, and their biases are 0.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
         `init_from`.
       trainable: regular expressions; parameters whose full name matches any of them are trained, and all other
@@ -156,8 +160,8 @@ class TrainConfig:
       references: frozen models that the loss reads, by name.
       loss: wrapper of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
-      updates: updates of a step, applied one after another; empty: a single update, with the values of `loss`,
-        `trainable` and `optimizer`.
+      updates: updates of the parameters in each step, made one after another; empty: a single update, with `loss`,
+        `trainable` and the optimizer of the config.
       average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
         None: no average.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
@@ -233,8 +237,9 @@ class CheckpointConfig:
       save_every: number of steps between checkpoints.
       save_minutes: maximum number of minutes between the starts of two saves; 0: no limit. This limit may cause saves
         at steps that are not multiples of `save_every`.
-      keep_last: number of newest checkpoints to keep.
-      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only the newest `keep_last`.
+      keep_last: number of newest checkpoints to keep. The best weights, and the checkpoint to which a spike rolls the
+        run back, are also kept.
+      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep no further checkpoints.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
       max_failures: number of consecutive failed saves after which the run fails; the time between attempts increases.
     """
@@ -253,10 +258,10 @@ class EvaluationConfig:
 
     Attributes:
       every: number of steps between validations; 0: never.
-      batch_size: number of rows in a batch.
-      max_batches: number of batches per validation, divided among the sources in proportion to the mixture, with at
-        least one per source; 0: all held-out rows. The loss is the mean over the losses of the sources, weighted by the
-        rates of the mixture. Labeled examples are always read in full.
+      batch_size: number of rows in a batch, rounded up to a multiple of the number of devices that split the rows.
+      max_batches: maximum number of batches per validation and row length, divided among the sources in proportion to
+        the mixture, with at least one per source; 0: all held-out rows. The loss is the mean over the losses of the
+        sources, weighted by the rates of the mixture. Labeled examples are always read in full.
       objective: fields of the objective that have other values in validation and `evaluate`, such as `{"rate": 0.15}`;
         all remaining fields have the values of the run's `objective`, not the values of a phase.
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the

@@ -1,4 +1,4 @@
-"""Turns layouts and objectives into seqio preprocessors. They run the same NumPy code as the trainer.
+"""Turns layouts and objectives into seqio preprocessors, which run the same NumPy code as the trainer.
 
     vocabulary = vocabularies.load(config.VocabularyConfig("bytes", bos=256, eos=257, mask=258))
     special = objectives.Special(bos=256, eos=257, mask=258, vocab_size=vocabulary.vocab_size)
@@ -27,7 +27,12 @@ SENTENCES, BLOCKS = "sentence_starts", layouts.Blocks()
 
 
 def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
-    """Returns a seqio preprocessor that tokenizes `text` into `feature` [n] and `sentence_starts` [s], both int32."""
+    """Returns a seqio preprocessor that replaces the features of an example by tokens and starts of sentences.
+
+    Args:
+      feature: name of the feature with the tokens of `text`, int32 [n]. The feature `sentence_starts`, int32 [s], has
+        the index of the first token of each sentence. All other features are dropped.
+    """
 
     def encode(text: bytes) -> list[np.ndarray]:
         ((tokens, sentence_starts),) = vocabulary.encode_sentences([text.decode("utf-8")])
@@ -71,7 +76,7 @@ class _Documents(cache.DocumentTable):
 
 
 def _ragged(batch: Any) -> tf.RaggedTensor:
-    """Converts a batch to a ragged tensor. TensorFlow makes a batch dense if all rows are known to have one length."""
+    """Converts a batch to a ragged tensor; TensorFlow makes it dense if its rows are known to have equal lengths."""
     ragged: Any = tf.RaggedTensor
     return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 
@@ -101,11 +106,10 @@ def preprocessor(
     """Returns a seqio preprocessor that turns tokenized documents into rows of `length` tokens, with noise and targets.
 
     A document is an array of tokens [n] in `feature`. Documents are laid out in memory in groups of `num_documents`.
-    The rows of the first group equal the rows that `Reader.in_order(split)` reads from the same documents, because
-    their noise is keyed by seed, split and row index. In later groups, the noise is also keyed by the index of the
-    group. Sentences begin at `sentence_starts` [s]; without this feature, each document is one sentence. Layouts of
-    streams yield consecutive rows of the text one after another. If each row of a batch must continue the same row of
-    the previous batch, read one shard of the source per row of the batch.
+    The noise of a row of the first group is keyed by seed, split and row index, as in `Reader.in_order`. In later
+    groups, it is also keyed by the index of the group. Sentences begin at `sentence_starts` [s]; without this feature,
+    each document is one sentence. Layouts of streams yield consecutive rows of the text. For batches whose rows
+    continue those of the previous batch, read one shard of the source per row.
 
     Args:
       word_initial: bool [vocab_size], whether each token begins a word, for objectives that mask whole words.
@@ -113,8 +117,9 @@ def preprocessor(
       layout: layout, which decides the tokens of each row.
       characters: [vocab_size, C], characters of each word, for streams (`words.characters`).
       identity: identity of a cache, from its manifest. Layouts then draw the same sentence pairs as from this cache.
-      num_documents: number of documents per group. With larger groups, rows resemble those of training more closely;
-        with smaller groups, the first row is available sooner.
+      num_documents: number of documents per group. Rows of larger groups resemble those of training more closely.
+
+    Raises `UserError` if the objective reads token counts or similar words, and they are missing.
     """
     _check_tables(objective, token_counts)
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])

@@ -21,8 +21,7 @@ class InputsTargetsConfig:
       target_length: maximum number of target tokens, including eos; in an encoder-decoder, also the length of the
         decoder's rows; None: the length that the objective sets. A decoder-only model requires a value, because its
         inputs get the rest of the row.
-      packed: whether several examples are packed into a row, without attention between them; if not, one example per
-        row.
+      packed: whether a row has several examples, without attention between them. If not, it has one example.
     """
 
     target_length: ranges.Length | None = None
@@ -37,10 +36,11 @@ class DataConfig:
       cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
       length: number of tokens in a row.
       sources: sources by name.
-      mixture: relative sampling rate of each source. Rates are in rows. If `inputs_targets.packed`, rates are in
-        examples, because seqio mixes before it packs. If `mixture` is empty, rates are proportional to the numbers of
-        tokens, or to the numbers of rows if at least one source has inputs and targets. `data.mixtures` has functions
-        for common rates. If a seqio mixture is one of several sources, `mixture` must not be empty.
+      mixture: relative sampling rate of each source, in rows. For packed examples with inputs and targets, and for
+        labeled examples with several rows, the rate is in examples. If `mixture` is empty, rates are proportional to
+        the numbers of training tokens, or to the numbers of rows if at least one source has inputs and targets.
+        `data.mixtures` has functions for common rates. If a seqio mixture is one of several sources, `mixture` must not
+        be empty.
       layout: layout, which decides the tokens of each row.
       segmenters: dict from a source to the Python function `module:function` that splits its texts into words, such as
         `jieba:lcut`. Segmenters are for languages without spaces, such as Chinese.
@@ -49,21 +49,22 @@ class DataConfig:
       token_types: dict from a source to the token type of all its tokens, such as the id of its language (XLM). For
         records, dict from the name of a text to the token type of this text. Empty: the layout decides.
       inputs_targets: rows of sources with inputs and targets.
-      bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
-        than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
-        needs, or is not UTF-8. A damaged file always stops `prepare`.
+      bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` the row and report it.
+        `skip` also stops if more than 1 % of the rows of a source are bad. A bad row is, for example, a line that is
+        not JSON, lacks a field that the source needs, or is not UTF-8. A damaged file always stops `prepare`.
       validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
-        If these groups have fewer than 20 rows in total, more groups are held out, up to 20 rows or 10 % of all rows.
-        At least one group is held out, unless all rows belong to a single group.
+        If these groups have fewer than 20 rows in total, more groups are held out, until 20 rows are held out or the
+        next group would exceed 10 % of all rows. At least one group is held out, unless all rows belong to a single
+        group.
       window_tokens: number of tokens of a shuffling window; the order of the windows and the rows within each window
         are shuffled.
       threads: number of threads on each host that make batches. Two threads together make only half as many batches as
         one thread, because they compete for Python's global interpreter lock. Several threads help only if the cache is
         remote, because they fetch rows concurrently.
-      prefetch: number of batches that each host makes ahead.
+      prefetch: number of batches that each host makes ahead; at least `threads`.
       processes: number of processes on each host that make training batches, for when one core is too slow. 0: threads
-        of the training process make the batches. Each process makes at least `prefetch` batches ahead. The number of
-        processes does not affect the batches.
+        of the training process make the batches. Otherwise, each of the processes makes at least `prefetch` batches
+        ahead. The number of processes does not affect the batches.
     """
 
     cache_dir: str
@@ -104,12 +105,12 @@ class DataConfig:
 
     @property
     def has_inputs_targets(self) -> bool:
-        """Whether a source has examples with inputs and targets."""
+        """Whether at least one source has examples with inputs and targets."""
         return any(isinstance(source, InputsTargetsSource) for source in self.sources.values())
 
     @property
     def modules(self) -> set[str]:
-        """Python modules that register the sources' tasks or define segmenters."""
+        """Names of the Python modules that register the sources' tasks or define segmenters."""
         registering = {source.module for source in self.sources.values() if isinstance(source, RegisteredSource)}
         return registering | {name.partition(":")[0] for name in self.segmenters.values()}
 
@@ -143,7 +144,11 @@ class ReaderConfig:
         return [*map(self.in_phase, self.phases), self.validation_objective]
 
     def in_phase(self, phase: Phase) -> objectives.Objective:
-        """Returns the objective of a phase."""
+        """Returns the objective of a phase.
+
+        Raises:
+          UserError: a field of the objective does not exist, has an invalid value, or belongs to the loss.
+        """
         return self.objective.with_fields(phase.objective, "config.train.phases.objective")
 
     def example_rows(self, special: objectives.Special) -> objectives.ExampleRows | None:

@@ -12,8 +12,8 @@ class Padding(NamedTuple):
     """Padding of rows.
 
     Attributes:
-      share: share of tokens that are padding; for an encoder-decoder, share of target tokens that are padding.
-      unpacked: share of padding that the rows would have without packing; None if the rows are not packed.
+      share: share of tokens that are padding, as `of` counts them.
+      unpacked: share of padding if each inner row were a row of its own; None if the rows are not packed.
     """
 
     share: float
@@ -21,9 +21,10 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, examples: Iterable[Example], is_packed: bool) -> Self:
-        """Returns the padding of some examples.
+        """Returns the padding of one or more examples.
 
-        For an encoder-decoder, only the targets are counted, because noise also shortens the inputs.
+        For an encoder-decoder, only the targets are counted, because noise also shortens the inputs. For examples
+        without `mask`, tokens without a target count as padding.
         """
         real, num_inner = [], 0
         for example in examples:
@@ -33,7 +34,7 @@ class Padding(NamedTuple):
         return cls(1 - float(np.mean(real)), 1 - sum(real) / num_inner if is_packed else None)
 
     def describe(self, rows: int, length: int) -> str:
-        """Describes the padding of a batch that has `rows` rows of `length` tokens."""
+        """Returns a text about the padding of a batch that has `rows` rows of `length` tokens."""
         if self.unpacked is None:
             full_rows = f"{rows * (1 - self.share):.0f} full rows"
             return f"{rows} rows of {length} have only as many non-padding tokens as {full_rows}"
@@ -47,8 +48,8 @@ class Padding(NamedTuple):
 def count_padding(batch: Example) -> np.ndarray:
     """Returns the number of padding tokens of each example of a batch, uint32 [B].
 
-    For an encoder-decoder, padding tokens of the inputs and of the targets are added. Rows that do not mark padding
-    count as rows without padding.
+    For an encoder-decoder, this is the sum over inputs and targets. Rows that do not mark padding count as rows without
+    padding.
 
     Args:
       batch: batch as the reader yields it, with arrays [B, …].
@@ -62,7 +63,7 @@ def count_padding(batch: Example) -> np.ndarray:
 
 
 def _of_tokens(batch: Example) -> np.ndarray | None:
-    """Returns which tokens of an encoder or of a decoder-only model are padding, or None if this is unknown."""
+    """Returns which input tokens are padding, or None if the batch does not show this."""
     for key in ("mask", "segment_ids"):
         if key in batch:
             return batch[key] == 0
@@ -84,7 +85,7 @@ def _of_tokens(batch: Example) -> np.ndarray | None:
 
 
 def _of_decoder(batch: Example) -> np.ndarray | None:
-    """Returns which decoder tokens of an encoder-decoder are padding, or None if the batch does not mark them."""
+    """Returns which decoder tokens are padding, or None if there are none or the batch does not mark padding."""
     if "decoder_tokens" not in batch:
         return None
     key = next((key for key in ("decoder_segment_ids", "decoder_mask", "target_weights") if key in batch), None)

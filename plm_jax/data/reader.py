@@ -51,8 +51,8 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 class _Segment:
     """Reading order of a phase.
 
-    Example k of the run is example `k - base` of the mixture. The index of an example within its source starts at the
-    source's entry in `offsets`.
+    Example k of the run is example `k - base` of the mixture. The position of an example in the order of its source is
+    its index among the examples that the mixture reads from the source, plus the source's entry in `offsets`.
     """
 
     phase: Phase
@@ -64,7 +64,7 @@ class _Segment:
     objective: objectives.BoundObjective
 
     def positions(self, k: int) -> dict[str, int]:
-        """Returns a dict from each source to the index of its first item at or after example k of the run."""
+        """Returns, for each source, the position of the first of its items that is read at or after example k."""
         counts = self.mixture.counts(k - self.base)
         return {name: offset + counts.get(name, 0) for name, offset in self.offsets.items()}
 
@@ -76,18 +76,19 @@ class Reader:
       sources: opened caches of the sources.
       objective: objective of validation and evaluation.
       identities: identities of the caches, and of the table of similar words if an objective reads this table.
-      vocabulary: description of the vocabulary in the manifests of the caches.
+      vocabulary: description of the vocabulary, from the manifests of the caches.
     """
 
     def __init__(self, settings: ReaderConfig, share: float = 1.0):
         """Opens the caches.
 
         Args:
-          share: share of each batch's rows that this process reads. It limits how much of a remote cache is fetched.
+          share: share of each batch's rows that this process reads, between 0 and 1. From a remote cache, the process
+            fetches little more than this share.
 
         Raises:
-          UserError: a cache is missing or damaged, has another vocabulary or is too small for one row, or the model's
-            embedding is smaller than the vocabulary.
+          UserError: a cache is missing or damaged, was made with other settings, has no training split or is too small
+            for one row, or the model's embedding is smaller than the vocabulary.
         """
         self._settings, self._share = settings, share
         self._data, self._phases, self._seed = settings.data, settings.phases, settings.seed
@@ -135,9 +136,10 @@ class Reader:
         return segments
 
     def _rates(self, phase: Phase) -> dict[str, float]:
-        """Returns the rate of each source as a proportion of rows.
+        """Returns the relative rate of each source, in rows.
 
-        The rates in the config are proportions of examples, and a packed row holds several examples.
+        A rate in the config is divided by the number of examples per row. Without rates in the config, the rates are
+        the numbers of training tokens, or the numbers of rows if a source has inputs and targets.
         """
         if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Sources of text and of records are not mixed by tokens (`config.checks`), whose rows differ in size.
@@ -157,7 +159,7 @@ class Reader:
         return objectives.BoundObjective(self._settings.in_phase(phase), self.objective.special)
 
     def rows(self, split: str, name: str, length: int) -> layouts.Rows:
-        """Returns the rows of a source's split for validation and evaluation."""
+        """Returns the rows of `length` tokens of a source's split, for validation and evaluation."""
         return self._rows(split, name, length, self.objective)
 
     def training_rows(self, name: str, phase: Phase) -> layouts.Rows:
@@ -193,7 +195,7 @@ class Reader:
         return dataclasses.replace(special, similar_words=table)
 
     def _open_token_tables(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns two arrays [vocab_size]: whether each id begins a word, and how often each id occurs in a source.
+        """Returns two arrays [vocab_size]: whether each id begins a word, and how often the id occurs in training data.
 
         The second array is None if no objective reads it.
         """
@@ -235,9 +237,9 @@ class Reader:
         return segment.objective, name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
-        """Returns the source of example k and the indices of the documents that the example contains.
+        """Returns the source of example k, and the indices of the example's documents in the source's training split.
 
-        The indices count the documents in the training split of the source.
+        There are no indices if the layout does not know the documents of its rows.
         """
         _, name, rows, item, rng = self._draw(k)
         return name, list(rows.documents(item, rng))
@@ -245,11 +247,14 @@ class Reader:
     def examples_with(self, name: str, document: int, steps: int) -> Iterator[int]:
         """Yields, in order, the index k of each example that contains text of a training document of a source.
 
-        In each epoch, reads only the rows that may contain the document.
+        Reads only the rows that may contain the document.
 
         Args:
           document: index of the document in the training split of the source.
           steps: number of steps; only the examples of the run's first `steps` steps are searched.
+
+        Raises:
+          UserError: the layout cannot find the rows of a document.
         """
         for segment in self._segments:
             phase, end_step = segment.phase, min(segment.phase.end_step, steps)
@@ -295,16 +300,16 @@ class Reader:
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """Returns the rows with the indices `rows` of the global batch of a step, as arrays [rows, …].
 
-        The array `digest`, uint32 [rows, 3], has three numbers for each row: the low half and the high half of the
-        row's checksum, which `digest_hex` reads, and the number of padding tokens in the row.
+        Steps count from 0. The array `digest`, uint32 [rows, 3], has three numbers for each row: the low 16 bits and
+        the high 16 bits of the row's checksum (`crcs`), and the number of padding tokens in the row.
         """
         first = self.numbers(step).start
         return _batch(self._make_all(self.example, [first + row for row in rows]))
 
     def batches(self, first_step: int, rows: PhaseRows | None = None) -> Iterator[Example]:
-        """Iterates over the batches from `first_step` to the last step. Batches are prepared in the background.
+        """Iterates over the batches from `first_step`, counted from 0, to the last step.
 
-        Starting at a late step takes no longer than starting at the first one.
+        Batches are made in the background. Starting at a late step takes no longer than starting at the first one.
 
         Args:
           rows: function from a phase to the row indices that this host reads of each batch; all rows by default.
@@ -345,10 +350,7 @@ class Reader:
         return list((self._fetchers.map if self._fetchers else map)(make, numbers))
 
     def notes(self) -> list[str]:
-        """Returns lines for the log of a run about padding, examples that are too long and words that are never masked.
-
-        If rows are not packed, a note says how many full rows would hold the non-padding tokens of a batch.
-        """
+        """Returns lines for the log of a run, such as the share of padding, or of words that are never masked."""
         # Earlier phases may have read sources that the config no longer has.
         phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         first_phase = self._phases[0]
@@ -368,7 +370,7 @@ class Reader:
         return notes + [f"padding: {description}" for description in padding]
 
     def padding(self, phase: Phase) -> Padding:
-        """Estimates the padding of a phase from its first rows."""
+        """Returns an estimate of the padding of a phase, from its first rows."""
         examples = (self.example(k) for k in _sample(phase))
         return Padding.of(examples, isinstance(self._data.layout, layouts.Packed))
 
@@ -384,7 +386,13 @@ class Reader:
         return float(left_out / max(tokens, 1))
 
     def check_vocabulary(self) -> None:
-        """Raises a `UserError` if the vocabulary in the cache folder is not the one that the caches were made with."""
+        """Checks that the vocabulary in the cache folder is the one that the caches were made with.
+
+        If a file of the vocabulary is missing there, the check is left out.
+
+        Raises:
+          UserError: the vocabulary is another one, or the config has other settings of it.
+        """
         folder, section = os.path.join(self._data.cache_dir, "vocabulary"), self._settings.vocabulary
         for name, digest in self.vocabulary["files"].items():
             path = os.path.join(folder, name)
@@ -411,7 +419,10 @@ class Reader:
         return {key: self.rows(split, key, length).num_rows for key in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
-        """Returns the number of batches that `in_order` yields without `max_batches`."""
+        """Returns the number of batches that `in_order` yields without `max_batches`.
+
+        The arguments `name` and `length` are those of `num_rows`.
+        """
         return -(-sum(self.num_rows(split, name, length).values()) // batch_size)
 
     def in_order(
@@ -425,14 +436,15 @@ class Reader:
     ) -> Iterator[Example]:
         """Iterates over the batches of a split once, in order. The noise of a row is keyed by the index of the row.
 
-        The last batch is filled up with rows of weight 0. In stream layouts, each row continues the row with the same
-        index in the previous batch.
+        If the number of rows is not a multiple of the batch size, rows of zeros are added, whose weight is 0. In stream
+        layouts, each row of a batch continues the row with the same index in the previous batch. Batches have no
+        `digest`.
 
         Args:
           rows: function from the batch size to the row indices that this host reads; all rows by default.
-          name: source to read; by default, all sources are read, one after another.
+          name: source to read; None: all sources that have the split, one after another.
           length: number of tokens in a row; by default, the row length of the last phase.
-          max_batches: maximum number of batches.
+          max_batches: maximum number of batches; None: no limit.
         """
         length = self._phases[-1].length if length is None else length
         counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
@@ -455,13 +467,16 @@ class Reader:
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
     def rates(self, phase: Phase) -> dict[str, float]:
-        """Returns a dict from each source that a phase reads to its rate, as a proportion of rows."""
+        """Returns the relative rate, in rows, of each source that a phase reads.
+
+        Sources that the reader does not open, because the config no longer has them, are left out.
+        """
         segment = next(segment for segment in self._segments if segment.phase == phase)
         return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
 def _sample(phase: Phase) -> range:
-    """Returns the indices of the first examples of a phase, which serve to estimate its padding."""
+    """Returns the indices of the first `_SAMPLE` examples of a phase, or of all its examples if it has fewer."""
     return range(phase.first_example, min(phase.end_example, phase.first_example + _SAMPLE))
 
 
@@ -541,7 +556,7 @@ def _batch(examples: list[Example]) -> Example:
 
 
 def blank_batch(settings: ReaderConfig, length: int) -> Example:
-    """Returns a batch of one row without text. Keys, row shapes and types are as in training. Needs no cache."""
+    """Returns a batch of one row without text. Keys, row shapes and types are as in training. Reads no cache."""
     special = objectives.Special.of(settings.vocabulary, settings.vocab_size, settings.vocabulary.sentinels)
     if (rows := settings.example_rows(special)) is not None:
         return _batch([rows.row([((), ())], length)])
@@ -568,7 +583,7 @@ def digest_hex(total: Sequence[int]) -> str:
     """Returns the metric `train/batch_digest` in hex: the sum of the rows' checksums modulo 2^64.
 
     Args:
-      total: [3], the sum of `digest` over the global batch.
+      total: [3], the sum of the array `digest` (`Reader.batch`) over the rows of the global batch.
     """
     low, high = (int(half) for half in total[:2])
     return f"{(low + (high << 16)) % 2**64:016x}"

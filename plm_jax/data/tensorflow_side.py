@@ -1,6 +1,6 @@
 """Imports of TensorFlow, TFDS and seqio, without output and without reserving a GPU.
 
-Only preparation, task evaluation and generation need them; the training process must not import this module.
+Only preparation, task evaluation and generation need these packages. The training process must not import this module.
 """
 
 import contextlib

@@ -18,8 +18,8 @@ Documents have no special tokens. If the manifest sets `has_inputs_targets`, a d
 is the inputs and the second one is the targets. Each may have no tokens. Records and long vectors are read through
 small caches, and only a few token files are open at a time, so memory does not grow with the corpus. A remote cache is
 fetched as it is read (`Mirror`), so the disk need not have room for the whole cache. Long vectors are fetched by range,
-and so are token files if a process reads only a small part of them. Other files are fetched whole. Everything that is
-read is compared with its checksum. The package imports neither JAX nor TensorFlow.
+and so are token files if a process reads only a small part of them. Other files are fetched whole. Tokens and vectors
+are compared with their checksums when they are read. The package imports neither JAX nor TensorFlow.
 """
 
 from plm_jax.data.cache.checked import Vectors

@@ -22,7 +22,7 @@ _PAGE, _MIN_PAGE, _MIN_CHECKSUMS_PAGE = 2**13, 2**6, 2**4
 
 
 class Vectors:
-    """The .npy files of a folder and the checksums of their blocks; can be read from several threads."""
+    """Vectors in the .npy files of a folder, with the checksums of their blocks; can be read from several threads."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class Vectors:
         Args:
           root: folder that contains `folder`.
           folder: name of the folder that contains the files.
-          blocks: dict from the name of each file to its number of checksums, in the order of the checksums.
+          blocks: dict from the name of each vector to its number of checksums, in the order in which the file of
+            checksums has them.
           crc32: CRC-32 of all checksums.
           share: share of the rows of a batch that this process reads, between 0 and 1.
         """
@@ -86,8 +87,9 @@ class Vectors:
         """Opens a vector: reads a short vector whole, and returns a long vector as a `PagedVector`.
 
         Args:
-          limit: maximum value of a vector that must be sorted and not negative; None if it need not be sorted.
-          milestones: result of `sorted_ids.milestones` for a sorted vector, needed to search in it.
+          limit: maximum value of a vector that must be sorted and not negative; None: the values are not checked.
+          milestones: result of `sorted_ids.milestones` for the vector, with which a long vector can be searched; None:
+            it cannot be searched.
 
         Raises:
           UserError: the file of the vector is missing or damaged.
@@ -97,7 +99,7 @@ class Vectors:
         return self._paged(name, length, dtype, self.checksums(name), limit, milestones)
 
     def whole(self, name: str, length: int, dtype: Any, limit: int | None = None) -> np.ndarray:
-        """Reads and checks a whole vector; a long vector is memory-mapped. The arguments are the same as for `open`."""
+        """Reads and checks a whole vector; a long vector is memory-mapped. Arguments and errors are those of `open`."""
         path = self.path(name)
         checksums = self.checksums(name)
         return load(path, length, dtype, checksums, functools.partial(check_sorted, path, limit=limit))

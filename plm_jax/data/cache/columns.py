@@ -18,8 +18,8 @@ class Column:
     Attributes:
       name: name, used in file names and by the objectives that read the column.
       dtype: NumPy type of the values, little-endian.
-      kind: number and meaning of the values of a document. `token`: one value for each token. `start`: the sorted
-        positions at which sentences or words begin, counted from the first token of the document. `value`: an arbitrary
+      kind: number and meaning of the values of a document. `token`: one value for each token. `start`: sorted indices
+        of the tokens at which sentences or words begin, counted from the first token of the document. `value`: any
         number of values. `document`: one value.
     """
 
@@ -55,7 +55,15 @@ _RESERVED = ("tokens", "documents", "unigram", "checksums")
 
 
 def check(additional: Sequence[Column], standard: Sequence[Column]) -> None:
-    """Rejects additional columns whose name is invalid or not unique, or whose type is not numeric."""
+    """Rejects additional columns whose name is invalid or not unique, or whose type is not numeric.
+
+    Args:
+      additional: columns that a source defines.
+      standard: columns that any cache may have.
+
+    Raises:
+      UserError: a column is rejected.
+    """
     names = {*_RESERVED, *(column.name for column in standard)}
     for column in additional:
         if not column.name.isidentifier() or column.name in names:
@@ -69,20 +77,20 @@ def check(additional: Sequence[Column], standard: Sequence[Column]) -> None:
 
 
 def tokens(vocab_size: int) -> Column:
-    """Returns the column of the tokens: uint16 if every id fits, otherwise uint32."""
+    """Returns the column of the tokens. Its type is uint16 if every id fits, otherwise uint32."""
     return Column("tokens", "<u2" if vocab_size <= 2**16 else "<u4", "token")
 
 
 def origin(file: int, row: int) -> int:
-    """Packs the index of a file, from 0, and the number of a line or record, from 1, into one integer."""
+    """Returns one integer that contains the index of a file, from 0, and the number of a line or record, from 1."""
     return file << 32 | row
 
 
 def gather(column: Column, documents: Sequence[Any]) -> Values:
-    """Returns the values of a column.
+    """Returns the values of a column for several documents, as arrays.
 
     Args:
-      documents: one value per document if the kind is `document`; otherwise one sequence of values per document.
+      documents: the value of each document if the kind is `document`; otherwise the sequence of values of each.
     """
     if column.kind == "document":
         return Values(np.array(documents, column.dtype))

@@ -7,14 +7,15 @@
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   tokens of all documents, RECORD_TOKENS per
                                            record, SHARD_RECORDS records per file
-    CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the
+    CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: index of the first token of each document, and the
                                            number of tokens
     CACHE_DIR/SOURCE/SPLIT/COLUMN.npy      values of a column, one document after another; values of the kind `start`
                                            are int64 and count from the split's first token
-    CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   for the kind `value`, int64 [documents + 1]: first value of each
-                                           document, and the number of values
+    CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   for the kind `value`, int64 [documents + 1]: index of the first value of
+                                           each document, and the number of values
     CACHE_DIR/SOURCE/SPLIT/COLUMN.milestones.npy   for `documents` and the kind `start`, int64: number of values below
-                                           token 0, MILESTONE_TOKENS, … and the split's end
+                                           each multiple of MILESTONE_TOKENS, from 0 to the first multiple that is not
+                                           below the number of tokens
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: number of occurrences of each token
     CACHE_DIR/SOURCE/SPLIT/checksums.npy   uint32: CRC-32 of each block of `vectors.BLOCK_BYTES` bytes, first of the
                                            tokens of all records and then of the values of each vector, file after
@@ -50,7 +51,16 @@ FILES = "files.json"
 
 @dataclass(frozen=True)
 class CachedVocabulary:
-    """Description of the vocabulary in a manifest, without the special ids."""
+    """Description of the vocabulary in a manifest, without the special ids.
+
+    Attributes:
+      id: hash of the vocabulary (`vocabularies.identity`).
+      size: number of ids.
+      kind: scheme of the spec, such as `wordpiece`.
+      files: dict from the name of each file to its SHA-256.
+      sentinels: number of sentinel ids.
+      lowercase: `VocabularyConfig.lowercase`.
+    """
 
     id: str
     size: int
@@ -67,9 +77,10 @@ class Counts:
     Attributes:
       documents: number of documents.
       tokens: number of tokens.
-      bytes: UTF-8 bytes of the documents' text.
-      sizes: dict from the name of each column except the tokens to its number of values.
-      blocks: dict from the name of each file to its number of checksums.
+      bytes: number of UTF-8 bytes of the documents' text.
+      sizes: number of values of each column except the tokens, and of the offsets of each column of kind `value`
+        (`offsets_name`), by name.
+      blocks: number of checksums of the tokens and of each vector, by name, in the order of the checksums.
       crc32: CRC-32 of all checksums.
     """
 
@@ -83,7 +94,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a cache, as stored in its manifest.
+    """Fields of a cache's manifest that are needed to read the cache.
 
     Attributes:
       word_initial: checksums of the blocks of the file `word_initial.npy`.
@@ -105,12 +116,12 @@ def shard_name(number: int) -> str:
 
 
 def offsets_name(column: str) -> str:
-    """Returns the name of the vector with the index of each document's first value in a column."""
+    """Returns the name of the vector of a column of kind `value` that has the index of each document's first value."""
     return f"{column}.offsets"
 
 
 def milestones_name(vector: str) -> str:
-    """Returns the name of the vector of milestones of a sorted vector."""
+    """Returns the name of the vector with the milestones of a sorted vector (`sorted_ids.milestones`)."""
     return f"{vector}.milestones"
 
 
@@ -146,10 +157,10 @@ def read_manifest(folder: str) -> dict[str, Any]:
 
 
 def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
-    """Parses a manifest that was read from a folder.
+    """Parses a manifest that `read_manifest` has read from a folder; ignores fields that `Manifest` lacks.
 
     Raises:
-      UserError: a field is missing or invalid.
+      UserError: a field is missing or invalid, or the cache has records, files or milestones of other sizes.
     """
     path, known = os.path.join(folder, "manifest.json"), {f.name for f in dataclasses.fields(Manifest)}
     tree = {name: value for name, value in manifest.items() if name in known}
@@ -204,13 +215,14 @@ def files_json(rows: Mapping[str, Any]) -> bytes:
     """Returns the contents of `files.json`.
 
     Args:
-      rows: dict from each split to the list of its files; a file is a list that begins with its name.
+      rows: for each split, the list of its files. A file is a list [name, size, modification time, change time,
+        SHA-256].
     """
     return json.dumps(dict(rows) | {"crc32": crc32(rows)}).encode("utf-8")
 
 
 def read_files(folder: str) -> dict[str, list[Any]] | None:
-    """Reads the files of each split from `files.json`; returns None if `files.json` is missing or damaged."""
+    """Returns the argument `rows` of `files_json`, read from `files.json`; None if that is missing or damaged."""
     try:
         rows = json.loads(storage.read(os.path.join(folder, FILES)))
         checksum = rows.pop("crc32", None)  # Older files have none.

@@ -1,4 +1,4 @@
-"""Tokenized documents in memory, which layouts read like the split of a cache."""
+"""Tokenized documents in memory, which layouts can read like a split of a cache."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,8 +16,9 @@ class MemoryTable(DocumentTable):
         """Initializes the table.
 
         Args:
-          values: dict from the name of each column, and from `tokens`, to the values.
-          columns: columns except the tokens. Starts are counted from the first token of their document.
+          values: values of `tokens` and of each column, by name. Starts are counted from the first token of their
+            document.
+          columns: columns except the tokens.
         """
         tokens = values["tokens"]
         assert tokens.sizes is not None, "tokens have no sizes"
@@ -43,7 +44,11 @@ class MemoryTable(DocumentTable):
         return flat + np.repeat(self.documents[:-1], sizes)
 
     def of_document(self, name: str, number: int) -> np.ndarray:
-        """Returns the values of a column for one document, in the form of `Split.of_document`."""
+        """Returns the values of a column for one document.
+
+        A column of the kind `document` has a single value. Values of the kind `start` are counted from the document's
+        first token.
+        """
         flat, sizes = self._values[name]
         if sizes is None:
             return flat[number]

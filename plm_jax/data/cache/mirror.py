@@ -1,4 +1,4 @@
-"""Files of a cache, either in a local folder or in a bucket with local copies of the files that are read."""
+"""Files of a cache, which is a local folder, or a folder in a bucket with local copies of the files that are read."""
 
 import contextlib
 import glob
@@ -30,11 +30,11 @@ class Folder:
         self.folder = folder
 
     def __call__(self, *names: str) -> str:
-        """Returns the local path of a file."""
+        """Returns the local path of the file with these path components."""
         return os.path.join(self.folder, *names)
 
     def origin(self, *names: str) -> str:
-        """Returns the path of a file in the cache itself; the path may be remote."""
+        """Returns the path of a file in the cache itself, which is remote for a `Mirror`."""
         return os.path.join(self.folder, *names)
 
     def has(self, *names: str) -> bool:
@@ -49,7 +49,8 @@ class Folder:
 class Mirror(Folder):
     """Local copies of the files of a remote cache, fetched on first use and shared by all processes of this machine.
 
-    The least recently read token files are removed when the token files of all caches together exceed `_MIRROR_BYTES`.
+    After every 64 fetches, the least recently read token files are removed if the copied token files of all caches
+    together exceed `_MIRROR_BYTES`.
     """
 
     is_remote: ClassVar[bool] = True
@@ -82,7 +83,7 @@ class Mirror(Folder):
         """Reads bytes [start, stop) of a remote file without copying it.
 
         Raises:
-          UserError: the file cannot be read, or another cache has replaced this one. A replacement is noticed within a
+          UserError: the file cannot be read, or another cache has replaced this one. This is checked at most once a
             minute.
         """
         data = storage.read_range(self.origin(*names), start, stop)
@@ -93,8 +94,8 @@ class Mirror(Folder):
     def _check_identity(self) -> None:
         """Checks that the remote manifest still belongs to this cache.
 
-        When a cache is replaced, its manifest is removed first. If the manifest is unchanged, all files fetched before
-        the check belong to this cache.
+        When a cache is replaced, its manifest is removed first. If the manifest is unchanged, the files fetched before
+        the check thus belong to this cache.
         """
         self._checked_at = time.monotonic()
         if read_manifest(self._remote)["identity"] != self._identity:
@@ -114,7 +115,7 @@ class Mirror(Folder):
 
 
 def prune(folder: str, limit: int) -> None:
-    """Removes token files below `folder`, least recently read first, until `limit` bytes or one file remain."""
+    """Removes token files below `folder`, the least recently read first, until `limit` bytes or one file remain."""
     shards = []
     for path in glob.iglob(os.path.join(glob.escape(folder), "*", "*", "tokens-*")):
         with contextlib.suppress(FileNotFoundError):  # Other processes prune too.

@@ -3,7 +3,7 @@
 ArrayRecord files are Riegeli files; `writer.py` writes one uncompressed record per chunk. A file consists of a
 signature and chunks. A chunk consists of a header, the size of the record and the bytes of the record. Block headers
 interrupt the file every 64 KiB (google/riegeli, doc/riegeli_records_file_format.md). The position of each byte of the
-records can thus be computed. The format itself cannot verify a part of a file.
+records can thus be computed. The hashes in the format cannot verify a part of a record.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _CHUNK_HEADER_BYTES = 40
 
 
 class Shard(NamedTuple):
-    """File of records.
+    """Token file, from which bytes of the records can be fetched.
 
     Attributes:
       fetch: function that returns bytes [start, stop) of the file.

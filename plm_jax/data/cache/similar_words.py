@@ -24,12 +24,12 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 
 def identity(file: str, vocabulary_id: str) -> str:
-    """Returns the SHA-256 that identifies the table of a text file and a vocabulary."""
+    """Returns the SHA-256 that identifies the table of a text file and a vocabulary; reads the file."""
     return hashlib.sha256(f"{storage.sha256(file)} {vocabulary_id}".encode()).hexdigest()
 
 
 def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
-    """Writes the table of a text file into the local folder of the caches."""
+    """Writes the table of a text file into the local folder of the caches, replacing an older table."""
     temporary = os.path.join(folder, f".{NAME}.tmp")
     storage.remove(temporary)
     os.makedirs(temporary)
@@ -44,9 +44,7 @@ def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
 
 
 def is_current(cache_dir: str, file: str) -> bool:
-    """Whether the table next to the caches was made from this text file.
-
-    Returns True if the file does not exist on this machine.
+    """Whether the table next to the caches was made from this text file, or the text file does not exist.
 
     Raises:
       UserError: there is no table, or its manifest is damaged.
@@ -59,7 +57,7 @@ def load(cache_dir: str, file: str, vocabulary_id: str) -> tuple[str, SimilarWor
     """Reads the table next to the caches; returns a pair of its identity and the table.
 
     Raises:
-      UserError: the table is missing or damaged, or was made from another file or with another vocabulary.
+      UserError: the table is missing or damaged, was made with another vocabulary, or is not current (`is_current`).
     """
     folder = os.path.join(cache_dir, NAME)
     manifest = file_format.read_manifest(folder)

@@ -25,7 +25,10 @@ _FEW_PAGES = 4
 
 
 def milestones(values: "np.ndarray | PagedVector", num_tokens: int) -> np.ndarray:
-    """Returns the milestones of a sorted vector, [ceil(num_tokens / MILESTONE_TOKENS) + 1]."""
+    """Returns the milestones of a sorted vector, [ceil(num_tokens / MILESTONE_TOKENS) + 1].
+
+    Milestone i is the number of values below i times MILESTONE_TOKENS.
+    """
     return np.searchsorted(
         np.asarray(values), np.arange(-(-num_tokens // file_format.MILESTONE_TOKENS) + 1) * file_format.MILESTONE_TOKENS
     )
@@ -42,7 +45,7 @@ class Search:
         self._local = functools.lru_cache(16)(self._shifted)
 
     def count(self, limit: int) -> int:
-        """Returns the number of values that are at most `limit`."""
+        """Returns the number of indices i for which `values[i] + slope * i` is at most `limit`."""
         milestone = int(self._edges.searchsorted(limit, side="right"))
         if milestone == 0:
             return 0
@@ -82,9 +85,10 @@ class Search:
 
 
 class PagedVector:
-    """Vector in a .npy file that is read and checked page by page, with the interface of a NumPy array.
+    """Vector in a .npy file that is read and checked page by page.
 
-    `np.asarray` reads the whole vector.
+    It supports `len`, integers and slices with a positive step as indices, `searchsorted`, and `np.asarray`, which
+    reads the whole vector.
 
     Attributes:
       page_size: number of values of a page.
@@ -111,12 +115,12 @@ class PagedVector:
           length: number of values.
           dtype: type of the values.
           page: minimum number of values of a page.
-          checksums: checksums of the file's blocks.
-          limit: maximum value of a vector that must be sorted and not negative; None if it need not be sorted.
-          milestones: milestones of a sorted vector, for `searchsorted`.
+          checksums: checksums of the file's blocks; None: pages are not compared with checksums.
+          limit: maximum value of a vector that must be sorted and not negative; None: the values are not checked.
+          milestones: result of the function `milestones` for this vector; None: it cannot be searched.
 
         Raises:
-          UserError: the file has another length or type, or is not a .npy file.
+          UserError: the file is missing, has another length or type, or is not a .npy file.
         """
         self._path, self._bytes, self._load, self._length = path, fetch, load, length
         self._dtype, self._checksums, self._milestones, self._limit = np.dtype(dtype), checksums, milestones, limit
@@ -139,7 +143,7 @@ class PagedVector:
         return np.array(self._whole, dtype, copy=copy)
 
     def page(self, index: int) -> tuple[int, np.ndarray]:
-        """Returns a pair: the first index of the page that contains `index`, and the values of this page, read-only."""
+        """Returns the page that contains `index`: the index of the page's first value, and its values, read-only."""
         number = index // self.page_size
         page = self._pages.get(number)  # Without the lock, because most pages are in memory.
         return number * self.page_size, self._load_page(number) if page is None else page
@@ -199,7 +203,11 @@ class PagedVector:
         return np.concatenate(parts)
 
     def searchsorted(self, values: Any, side: str = "left") -> Any:
-        """Returns the same indices as `np.searchsorted` for the whole vector; `values` must be integers."""
+        """Returns the same indices as `np.searchsorted` for the whole vector; `values` must be integers.
+
+        Raises:
+          TypeError: the vector was opened without milestones.
+        """
         if isinstance(values, int):
             return self._count(values - (side == "left"))
         indices = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]
@@ -218,7 +226,7 @@ class PagedVector:
 class MilestonesWriter:
     """Writer of the milestones of a sorted vector that is written piece by piece.
 
-    A milestone is the number of values below a multiple of MILESTONE_TOKENS.
+    The milestones are the same as those of the function `milestones`.
     """
 
     def __init__(self, append: Callable[[np.ndarray], None]):
@@ -238,5 +246,5 @@ class MilestonesWriter:
         self._next += len(edges)
 
     def close(self, num_tokens: int) -> None:
-        """Appends the remaining milestones, up to the end of the split."""
+        """Appends the remaining milestones, up to the end of a split with `num_tokens` tokens."""
         self._append_until(-(-num_tokens // file_format.MILESTONE_TOKENS))

@@ -22,10 +22,10 @@ class CachedSource:
     Attributes:
       folder: local folder of the cache, or of the local copies of a remote cache. Further files can be written to it.
       path: folder of the cache itself, which may be remote.
-      vocabulary: entry of the vocabulary in the manifest: `id`, `size`, `kind`, `files` and `sentinels`, the special
-        ids `pad`, `bos`, `eos`, `unk`, `cls`, `sep` and `mask` (None if the vocabulary lacks an id), and `lowercase` if
-        it is true.
-      splits: dict with `train`, and with `validation` if the cache has this split.
+      identity: hash of everything that the cache depends on.
+      vocabulary: entry of the vocabulary in the manifest: the fields of `CachedVocabulary`, and the special ids by
+        name, such as `pad` (None if the vocabulary lacks an id). `lowercase` is left out if it is False.
+      splits: `train`, and `validation` if the cache has this split.
       word_initial: bool [vocab_size], whether a token begins a word.
       segmenter: name of the function that has split the texts into words; None if there was no such function.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
@@ -45,8 +45,9 @@ class CachedSource:
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
         """Returns the file of a document, and the number of its line or record in the file, counted from 1.
 
-        For a source without files, the name of a part, such as `part 0`, is returned instead of a file. Returns None if
-        the cache has no origins, because it was not written by `prepare`.
+        If the source has no files, or the list of its files is missing or damaged, the name of a part, such as
+        `part 0`, is returned instead of a file. Returns None if the cache has no origins, because it was not written by
+        `prepare`.
         """
         opened = self.splits[split]
         if not opened.has("origin"):
@@ -58,7 +59,7 @@ class CachedSource:
 
 
 def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share: float = 1.0) -> CachedSource:
-    """Opens a source's cache.
+    """Opens a source's cache. Files of a local cache are checked, but not read in full.
 
     Args:
       cached_tokens: approximate number of tokens of each split that are held in memory.
@@ -66,7 +67,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
         more than this share.
 
     Raises:
-      UserError: the cache is missing, damaged or has another format.
+      UserError: the cache is missing, damaged or unreachable, has another format, or is a mixture's.
     """
     folder = os.path.join(cache_dir, name)
     fields = read_manifest(folder)

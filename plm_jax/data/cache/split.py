@@ -28,7 +28,7 @@ class DocumentTable(abc.ABC):
     """Interface of tokenized documents with columns, which layouts read.
 
     Attributes:
-      documents: int64 [num_documents + 1], first token of each document, followed by the number of tokens.
+      documents: int64 [num_documents + 1], index of the first token of each document, followed by the number of tokens.
     """
 
     documents: np.ndarray | PagedVector
@@ -45,11 +45,14 @@ class DocumentTable(abc.ABC):
 
     @abc.abstractmethod
     def column(self, name: str) -> np.ndarray | PagedVector:
-        """Returns the values of all documents in a column; starts are counted from the first document's first token."""
+        """Returns the values of all documents in a column.
+
+        Values of the kind `start` are counted from the first token of the first document.
+        """
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
-        """Milestones of `documents`, which make searches faster (`sorted_ids.milestones`)."""
+        """Milestones of `documents` (`sorted_ids.milestones`), which make searches faster."""
         return sorted_ids.milestones(self.documents, self.num_tokens)
 
     def span(self, document: int) -> tuple[int, int]:
@@ -63,16 +66,16 @@ class DocumentTable(abc.ABC):
         return range(first - 1, last)
 
     def search(self, extra: int = 0) -> sorted_ids.Search:
-        """Returns a `Search` in the starts of the documents, which finds the document at a position.
+        """Returns a `Search` that counts the documents that begin at or before a position.
 
         Args:
-          extra: additional positions that each document occupies, such as 1 for a separator.
+          extra: number of positions that each document occupies in addition to its tokens, such as 1 for a separator.
         """
         return sorted_ids.Search(self.documents, self.milestones, extra)
 
     @property
     def sentences(self) -> np.ndarray | PagedVector:
-        """First token of each sentence, int64 [num_sentences]."""
+        """Index of the first token of each sentence, int64 [num_sentences]."""
         return self.column("sentence_starts")
 
     def starts(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -90,19 +93,23 @@ class Split(DocumentTable):
     """Opened split of a source; can be read from several threads.
 
     Short vectors are read whole, and long vectors page by page. If this process reads only a small share of a remote
-    cache, tokens are fetched by range. Everything that is read is compared with its checksums.
+    cache, tokens are fetched by range. Tokens and vectors are compared with their checksums when they are read.
 
     Attributes:
-      columns: dict from the name of each column except the tokens to the column.
+      columns: columns except the tokens, by name.
+      num_bytes: number of UTF-8 bytes of the documents' text.
     """
 
     def __init__(self, root: Folder, name: str, manifest: file_format.Manifest, cached_tokens: int, share: float = 1.0):
         """Opens the split.
 
         Args:
-          root: folder of the source, which contains the folder `name` of the split.
+          root: folder of the source's cache, which contains the folder `name` of the split.
           cached_tokens: approximate number of tokens that are held in memory.
           share: share of the rows of a batch that this process reads, between 0 and 1.
+
+        Raises:
+          UserError: the file of the starts of documents is missing or damaged.
         """
         counts = manifest.splits[name]
         self._root, self._name, self._share, self._manifest = root, name, share, manifest
@@ -218,7 +225,7 @@ class Split(DocumentTable):
 
     @property
     def unigram(self) -> np.ndarray:
-        """Number of occurrences of each token, int64 [vocab_size]."""
+        """Number of occurrences of each token, int64 [vocab_size]; raises `UserError` if the file is damaged."""
         counts = np.asarray(self._vector("unigram"))
         if counts.min(initial=0) < 0 or counts.sum() != self.num_tokens:
             raise damaged(self._vectors.path("unigram"), "its counts do not add up to the number of tokens")
@@ -241,7 +248,11 @@ class Split(DocumentTable):
 
     @override
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop) of the concatenated documents, in the stored type, read-only."""
+        """Returns tokens [start, stop) of the concatenated documents, in the stored type; the array may be read-only.
+
+        Raises:
+          UserError: a token file is missing or damaged.
+        """
         if stop <= start:
             return np.zeros(0, self._dtype)
         size = file_format.RECORD_TOKENS

@@ -7,7 +7,7 @@
                                      and SHA-256 of each file
 
 The times of files are not in the manifest, because they depend on the machine. This module does not import TensorFlow.
-A file is read only if its size is unchanged, but its name or one of its times has changed.
+A file of a source of files is read only if its size is unchanged, but its name or one of its times has changed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
 
     Attributes:
       changed: difference between the cache and its source; None if no difference was found.
-      unseen: reason why the cache and its source could not be compared; None if they were compared.
+      unseen: reason why the cache and its source could not be compared in full; None if they were.
     """
 
     changed: str | None = None
@@ -45,7 +45,7 @@ class Comparison(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Contents of a source.
+    """Contents of a source when it was read.
 
     Attributes:
       contents: result of `Corpus.fingerprint`.
@@ -57,7 +57,7 @@ class Origin(NamedTuple):
 
 
 def describe(data: DataConfig, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the description of a source for its manifest.
+    """Returns the description of the source `name` for the manifest of its cache.
 
     Args:
       has_validation: whether the source has its own validation split.
@@ -84,7 +84,10 @@ def segmenter(data: DataConfig, name: str) -> list[str]:
 def read_origin(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
     """Returns the current contents of a source.
 
-    Files are listed before they are read, so that changes during reading are noticed.
+    Files are listed before they are read. A later comparison thus notices changes during reading.
+
+    Args:
+      fingerprint: `Corpus.fingerprint` of the source.
 
     Raises:
       UserError: the fingerprint is not a list of strings.
@@ -101,7 +104,10 @@ def read_origin(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
 
 
 def record_files(folder: str, source: Any, origin: Origin) -> None:
-    """Writes `files.json` for a source of files, unless this file is unchanged."""
+    """Writes the files of a source to `files.json` in its cache's folder, unless nothing has changed.
+
+    Does nothing if the source is not a source of files.
+    """
     if not origin.listed:
         return
     hashes = iter([value for value in origin.contents if value not in origin.listed])
@@ -121,7 +127,9 @@ def record_files(folder: str, source: Any, origin: Origin) -> None:
 def compare(data: DataConfig, name: str) -> Comparison:
     """Compares a source with its cache.
 
-    Reads only files whose name or times have changed. Shows progress if reading is slow.
+    Of a source of files, only the files are read whose name or times have changed. If their contents are unchanged, the
+    new names and times are recorded in `files.json`. A user's own source is compared by its fingerprint. A source that
+    TensorFlow reads is not compared.
 
     Raises:
       UserError: the cache is missing or damaged.
@@ -188,14 +196,14 @@ def _listing(source: files.FileSource) -> Listing:
 
 
 def _settle(listed: Listing) -> None:
-    """Waits until a later write to a listed file would certainly change one of the times of the file."""
+    """Waits until the clock of the file system has moved on, so that a later write changes a file's times."""
     times = [file.changed for split in listed.values() for file in split if isinstance(file.changed, int)]
     if 0 <= time.time_ns() - max(times, default=0) < _TIME_UNIT_NS:
         time.sleep(_TIME_UNIT_NS / 1e9)
 
 
 def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Comparison:
-    """Compares the recorded files of a cache with the present files; records new times if all files are equal."""
+    """Compares the recorded files of a cache with the present files; records their new times if no file differs."""
     recorded = file_format.read_files(folder)
     if recorded is None:
         return Comparison("it has no record of the files it was made of")
@@ -227,6 +235,6 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
 
 
 def _name(source: files.FileSource, split: str, path: str) -> str:
-    """Returns a file's path relative to the folder of its source, so that the folder may be moved."""
+    """Returns a file's path relative to the folder of its source, which stays the same if the folder is moved."""
     head = re.split(r"[*?[]", files.for_split(source, split).path, maxsplit=1)[0]
     return os.path.relpath(path, os.path.dirname(head))

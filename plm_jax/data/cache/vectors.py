@@ -30,7 +30,7 @@ _TOP_FILES = ("manifest.json", "word_initial.npy", "words.npy")
 
 
 class BlockChecksums:
-    """CRC-32 of each block of a stream of bytes.
+    """CRC-32 of each block of a stream of bytes, complete after `close`.
 
     If there are many checksums, they are kept in a temporary file, to save memory.
 
@@ -62,7 +62,7 @@ class BlockChecksums:
         self._length += len(checksums)
 
     def close(self) -> None:
-        """Adds the checksum of the last, incomplete block."""
+        """Adds the checksum of the last block if it is incomplete."""
         self._write(self._rest)
         self._rest = b""
 
@@ -81,7 +81,7 @@ class BlockChecksums:
 
 
 def crc32s(data: bytes | memoryview, block_bytes: int) -> list[int]:
-    """Returns the CRC-32 of each block; the last block may be shorter."""
+    """Returns the CRC-32 of each block of `block_bytes` bytes; the last block may be shorter."""
     data = memoryview(data)
     return [zlib.crc32(data[start : start + block_bytes]) for start in range(0, len(data), block_bytes)]
 
@@ -96,7 +96,7 @@ class Checksums:
     def match(self, start: int, data: bytes | memoryview) -> bool:
         """Whether `data` matches the checksums of the file's values from byte `start` on.
 
-        `start` must be the beginning of a block, and `data` must consist of whole blocks or reach the end of the file.
+        `start` must be the beginning of a block. `data` must consist of whole blocks, except at the end of the file.
         """
         checksums = crc32s(data, self.block_bytes)
         first = start // self.block_bytes
@@ -111,7 +111,7 @@ class Checksums:
 
 
 class NpyAppender:
-    """Writer of a vector of unknown length to a .npy file, piece by piece.
+    """Writer of a vector to a .npy file, piece by piece; replaces an existing file.
 
     Attributes:
       checksums: CRC-32 of each block, complete after `close`.
@@ -131,14 +131,14 @@ class NpyAppender:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def append(self, values: np.ndarray) -> None:
-        """Appends `values` [n]."""
+        """Appends `values` [n], converted to the type of the file."""
         data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
         self._file.write(data)
         self._length += len(values)
         self.checksums.add(data)
 
     def close(self) -> int:
-        """Closes the file and returns the length of the vector."""
+        """Closes the file, after syncing it to disk, and returns the length of the vector."""
         self._write_header()
         storage.sync(self._file)
         self._file.close()
@@ -147,7 +147,7 @@ class NpyAppender:
 
 
 def save(path: str, array: np.ndarray) -> BlockChecksums:
-    """Writes a vector to a .npy file, syncs it, and returns the checksums of its blocks."""
+    """Writes a vector to a .npy file, syncs it to disk, and returns the checksums of its blocks."""
     file = NpyAppender(path, array.dtype)
     file.append(array)
     file.close()
@@ -187,6 +187,7 @@ def load(
     A short vector is read into memory, and a long vector is memory-mapped.
 
     Args:
+      checksums: checksums of the file's blocks; None: the values are not compared with checksums.
       check: function that is called with the values, in several parts for a long vector. It raises an error if the
         values are invalid.
 
@@ -234,10 +235,10 @@ def check_sorted(path: str, values: np.ndarray, limit: int | None) -> None:
 
 
 def save_checksums(folder: str, checksums: Mapping[str, BlockChecksums]) -> tuple[dict[str, int], int]:
-    """Writes the checksums of the files of a folder.
+    """Writes the checksums of several vectors, one vector after another, to the file of checksums in a folder.
 
     Returns:
-      A pair: a dict from the name of each file to its number of checksums, and the CRC-32 of all checksums.
+      A pair: the number of checksums of each vector, by name, and the CRC-32 of all checksums.
     """
     file, crc32 = NpyAppender(os.path.join(folder, f"{CHECKSUMS}.npy"), np.uint32), 0
     for part in itertools.chain.from_iterable(crcs.parts() for crcs in checksums.values()):
@@ -248,7 +249,7 @@ def save_checksums(folder: str, checksums: Mapping[str, BlockChecksums]) -> tupl
 
 
 def damaged(path: str, reason: str) -> UserError:
-    """Returns the error for a damaged file of a cache, or of a folder in it."""
+    """Returns the error for a damaged file of a cache. Its message names the folder of the cache, to be deleted."""
     folder = os.path.dirname(path)
     folder = folder if os.path.basename(path) in _TOP_FILES else os.path.dirname(folder)
     return UserError(f"{path} is damaged ({reason}): delete {folder} and run `python -m plm_jax prepare --config=…`")

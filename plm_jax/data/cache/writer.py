@@ -22,7 +22,7 @@ class SplitWriter:
     """Writer of the files of a split into a new folder."""
 
     def __init__(self, folder: str, vocab_size: int, columns: Sequence[Column] = (SENTENCE_STARTS, FIRST_BYTES)):
-        """Creates the folder and its files; `columns` are all columns except the tokens."""
+        """Creates the folder, which must not exist, and its files; `columns` are the columns except the tokens."""
         os.makedirs(folder)
         self._folder = folder
         self._columns = tuple(columns)
@@ -49,8 +49,8 @@ class SplitWriter:
         """Adds whole documents.
 
         Args:
-          documents: dict from `tokens`, and from the name of each column, to the values of the documents. Starts are
-            counted from the first token of their document.
+          documents: values of `tokens` and of each column, by name. Starts are counted from the first token of their
+            document.
           num_bytes: number of UTF-8 bytes of the documents' text.
         """
         flat, sizes = documents["tokens"]
@@ -102,8 +102,8 @@ class _TokensWriter:
     """Writer of the tokens of a split, in records.
 
     Attributes:
-      unigram: int64 [vocab_size], number of occurrences of each token.
-      checksums: CRC-32 of each block of all records, complete after `close`.
+      unigram: int64 [vocab_size], number of occurrences of each token, complete after `close`.
+      checksums: CRC-32 of each block of the records, complete after `close`.
     """
 
     def __init__(self, folder: str, vocab_size: int):
@@ -159,10 +159,10 @@ class _TokensWriter:
 
 
 def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarray, folder: str) -> dict[str, Any]:
-    """Writes `word_initial.npy`; returns the manifest fields that describe this file and the columns.
+    """Writes `word_initial.npy` into `folder`; returns the manifest fields that describe this file and the columns.
 
     Args:
-      columns: columns of all splits, except the tokens.
+      columns: columns of each split, except the tokens.
       word_initial: bool [vocab_size], whether a token begins a word.
     """
     checksums = save(os.path.join(folder, "word_initial.npy"), word_initial)
@@ -170,7 +170,10 @@ def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarra
 
 
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest, the last file of a cache, and renames the folder to `final`, replacing an older cache."""
+    """Writes the manifest into the folder `temporary` and renames the folder to `final`, replacing an older cache.
+
+    The fields with the format, the sizes and the checksum of the manifest are added to `manifest`.
+    """
     with open(os.path.join(temporary, "manifest.json"), "w") as file:
         fields = {"format": file_format.FORMAT} | file_format.sizes() | dict(manifest)
         json.dump(fields | {"crc32": file_format.crc32(fields)}, file, indent=2)

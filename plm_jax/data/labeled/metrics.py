@@ -2,10 +2,11 @@
 
 `common.metrics` declares their units and directions.
 
-classes   accuracy, matthews; with two classes also f1 of the second class
+classes   accuracy, matthews; with two classes, also f1 of the second class
 labels    f1_micro, over all examples and labels; f1_macro, mean over labels; accuracy, examples with all labels correct
 score     pearson, spearman, mse; the correlations of constant scores are 0
-tags      token_accuracy, over words; precision, recall and f1 of entities, and strict_… for strict IOB2
+tags      token_accuracy, over words; if the tags mark entities, also precision, recall and f1 of entities, and the same
+          with the prefix strict_ for strict IOB2
 span      exact_match and f1 of answers, each compared with the closest correct answer
 choice    accuracy
 """
@@ -31,18 +32,18 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compute_metrics(rows: LabeledRows, outputs: Outputs, labels: Sequence[str] = ()) -> Figures:
-    """Returns the metrics of all rows.
+    """Returns the metrics of all rows, by name.
 
     Args:
       outputs: output of the head for each row: [C] for classes and labels, [1] for scores, [L, C] for tags, [L, 2] for
         starts and ends of answers, [choices] for choices.
-      labels: names of the classes or tags.
+      labels: names of the classes or tags. Tags need them. For classes, f1 is computed only if there are two of them.
     """
     return _METRICS[rows.objective.form](rows, outputs, labels)
 
 
 def names(objective: objectives.LabeledObjective, labels: Sequence[str] = ()) -> list[str]:
-    """Returns the names of the metrics of `compute_metrics` for an objective."""
+    """Returns the names of the metrics that `compute_metrics` returns for an objective and `labels`."""
     entity_metrics = ["precision", "recall", "f1"]
     names = {
         "classes": ["accuracy", "matthews", *(["f1"] if len(labels) == 2 else [])],
@@ -56,7 +57,7 @@ def names(objective: objectives.LabeledObjective, labels: Sequence[str] = ()) ->
 
 
 def accuracy(truth: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray) -> float:
-    """Returns the share of correct predictions."""
+    """Returns the share of predictions that equal the truth; NaN without examples."""
     return float(np.mean(np.asarray(truth) == np.asarray(predicted)))
 
 
@@ -68,7 +69,10 @@ def f1(truth: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray)
 
 
 def matthews(truth: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray) -> float:
-    """Returns the Matthews correlation of any number of classes (Gorodkin 2004), or 0 if an argument is constant."""
+    """Returns the Matthews correlation of any number of classes (Gorodkin 2004).
+
+    The result is 0 if the true or the predicted classes are all the same.
+    """
     classes = np.union1d(truth, predicted)
     x, y = (np.asarray(values)[:, None] == classes for values in (truth, predicted))
     return pearson(x.astype(np.float64), y.astype(np.float64))
@@ -83,7 +87,10 @@ def pearson(truth: Sequence[float] | np.ndarray, predicted: Sequence[float] | np
 
 
 def spearman(truth: Sequence[float] | np.ndarray, predicted: Sequence[float] | np.ndarray) -> float:
-    """Returns Spearman's rank correlation; equal values have their mean rank."""
+    """Returns Spearman's rank correlation, or 0 if the true or the predicted values are constant.
+
+    Equal values have their mean rank.
+    """
     return pearson(_ranks(truth), _ranks(predicted))
 
 
@@ -93,12 +100,15 @@ def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def exact_match(right: Sequence[str], predicted: str) -> bool:
-    """Whether an answer equals a correct answer after SQuAD's normalization; without correct answers, "" is correct."""
+    """Whether an answer has the same `answer_words` as a correct answer; without correct answers, "" is correct."""
     return any(answer_words(answer) == answer_words(predicted) for answer in right or [""])
 
 
 def answer_f1(right: Sequence[str], predicted: str) -> float:
-    """Returns the F1 of words, 0 to 1, between an answer and the closest correct answer; 1 if both are empty."""
+    """Returns the F1 of words, 0 to 1, between an answer and the closest correct answer.
+
+    Without correct answers, "" is correct. The F1 of two answers without words is 1.
+    """
     return max(word_f1(answer_words(answer), answer_words(predicted)) for answer in right or [""])
 
 
@@ -108,7 +118,7 @@ def answer_words(text: str) -> list[str]:
 
 
 def word_f1(right: list[str], predicted: list[str]) -> float:
-    """Returns the F1 of words, 0 to 1; it is 1 if both lists are empty."""
+    """Returns the F1 of words, 0 to 1. It is 1 if both lists are empty, and 0 if one of them is."""
     if not right or not predicted:
         return float(right == predicted)
     same = (collections.Counter(right) & collections.Counter(predicted)).total()
@@ -158,7 +168,15 @@ def _score(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
 
 
 def predict_tags(rows: LabeledRows, item: int, output: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Returns the predicted tag of each word. Words that did not fit in the row get `O`, or else the first label."""
+    """Returns the predicted tag of each word of a row's example.
+
+    Words that did not fit in the row get the tag `O`, or the first label if `O` is not a label.
+
+    Args:
+      item: index of the row.
+      output: output of the head for the row, [L, C].
+      labels: names of the tags.
+    """
     missing = "O" if "O" in labels else labels[0]
     positions = rows.word_positions(rows.document(item)).tolist()
     return [labels[int(np.argmax(output[position]))] if position >= 0 else missing for position in positions]
@@ -176,7 +194,7 @@ def _tags(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures
 
 
 def answers(rows: LabeledRows, outputs: Outputs) -> list[spans.Answer]:
-    """Returns the predicted answer of each example, from the scores of all its windows."""
+    """Returns the predicted answer of each example, from the outputs of the rows with the windows of its context."""
     settings = rows.objective
     assert isinstance(settings, objectives.SpanExtraction)
     predictions = []
@@ -188,7 +206,7 @@ def answers(rows: LabeledRows, outputs: Outputs) -> list[spans.Answer]:
 
 
 def answer_windows(rows: LabeledRows, outputs: Outputs, document: int) -> list[spans.AnswerWindow]:
-    """Returns the windows of an example's context with the scores of their tokens."""
+    """Returns the windows of an example's context, one per row, with the scores of their tokens."""
     parts = [rows.window(item) for item in rows.rows_of(document)]
     most = spans.most_context([(part.first, part.size) for part in parts])
     return [
@@ -200,9 +218,10 @@ def answer_windows(rows: LabeledRows, outputs: Outputs, document: int) -> list[s
 def _window(
     rows: LabeledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, has_most: np.ndarray
 ) -> spans.AnswerWindow:
-    """Returns a row's part of a context with the scores of its tokens.
+    """Returns the window of a context that is in a row, with the scores of its tokens.
 
     Args:
+      part: position of the window in the row and in the context.
       has_most: bool [part.size], whether each token has more context in this window than in any other.
     """
     in_row, in_context = slice(part.offset, part.offset + part.size), slice(part.first, part.first + part.size)
@@ -214,7 +233,7 @@ def _window(
 
 
 def right_answers(rows: LabeledRows, document: int) -> list[str]:
-    """Returns the texts of an example's correct answers."""
+    """Returns the texts of an example's correct answers; empty if it has no answer."""
     context = rows.context(document)
     pair = (rows.values(name, document).tolist() for name in ("answer_begins", "answer_ends"))
     return [context[begin:stop] for begin, stop in zip(*pair, strict=True)]

@@ -18,7 +18,8 @@ class AnswerWindow(NamedTuple):
       ends: [L], score of each position as the end of the answer.
       begins: [L], index in the context of the first character of each token; -1 at positions outside of the context.
       stops: [L], index in the context after the last character of each token; -1 at positions outside of the context.
-      may_start: bool [L], whether an answer may start at each position: true where this window has the most context.
+      may_start: bool [L], whether an answer may start at each position. It may if no other window has more context
+        around the token (`most_context`).
       null: position whose scores stand for "no answer".
     """
 
@@ -54,9 +55,10 @@ class Answer(NamedTuple):
 
 
 def best(windows: Sequence[AnswerWindow], n_best: int = 20, answer_length: int = 30) -> list[Span]:
-    """Returns the `n_best` best valid spans, best first, from the `n_best` best starts and ends of each window.
+    """Returns the `n_best` best valid spans, best first; fewer if there are fewer.
 
-    A valid span has both ends in the context, starts where `may_start` allows, and has at most `answer_length` tokens.
+    Only the `n_best` best starts and the `n_best` best ends of each window are combined. A valid span has its first and
+    last token in the context, starts where `may_start` is true, and has 1 to `answer_length` tokens.
     """
     spans: list[Span] = []
     for window in windows:
@@ -79,11 +81,14 @@ def answer(
     unanswerable: bool = False,
     null_threshold: float = 0.0,
 ) -> Answer:
-    """Returns the best answer.
+    """Returns the best answer. Its text is empty if no span is valid.
 
-    With `unanswerable`, the answer is empty if the null score exceeds the score of the best answer by more than
-    `null_threshold`. The null score is the lowest null score of all windows, because every window must reject an
+    With `unanswerable`, its text is also empty if the score of "no answer" exceeds the score of the best span by more
+    than `null_threshold`. The score of "no answer" is the lowest among the windows, because every window must reject an
     answer.
+
+    Args:
+      n_best, answer_length: arguments of `best`.
     """
     spans = best(windows, n_best, answer_length)
     null = min(float(window.starts[window.null]) + float(window.ends[window.null]) for window in windows)
@@ -96,11 +101,12 @@ def answer(
 def most_context(parts: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Returns one array per part of a context, bool [tokens]: whether each token has the most context in this part.
 
-    The context of a token in a part is the smaller of two numbers, the part's tokens before the token and after it,
-    plus a hundredth of the part's size. The first part wins ties.
+    The context of a token is the number of the part's tokens before it or after it, whichever is smaller, plus a
+    hundredth of the number of all tokens of the part. If parts have the same context, the first one counts as the part
+    with the most.
 
     Args:
-      parts: first token and number of tokens of each part.
+      parts: for each part, the index of its first token in the context, and its number of tokens.
     """
     stop = max(first + size for first, size in parts)
     scores = np.full((len(parts), stop), -np.inf)

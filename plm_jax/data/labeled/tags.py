@@ -6,15 +6,15 @@ Entity = tuple[str, int, int]
 
 
 def has_entities(labels: Sequence[str]) -> bool:
-    """Whether all tags of a set mark entities: `B-…`, `I-…` or `O`."""
+    """Whether every tag is `O` or begins with `B-` or `I-`."""
     return all(label == "O" or label[:2] in ("B-", "I-") for label in labels)
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
     """Returns three values per entity of a sentence: its type, and the indices of its first and last word.
 
-    An `I-` after `O` or after another type begins an entity, as in conlleval and by default in seqeval. If `strict`,
-    such an `I-` begins no entity, as in seqeval with `mode="strict"` and the scheme IOB2.
+    A tag `I-…` that does not continue an entity of its type begins one, as in conlleval and by default in seqeval. If
+    `strict`, it belongs to no entity, as in seqeval with `mode="strict"` and the scheme IOB2.
     """
     spans: list[Entity] = []
     open_type: str | None = None

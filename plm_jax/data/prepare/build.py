@@ -40,11 +40,11 @@ def build_cache(
     engine: stages.Engine | None,
     origin: staleness.Origin,
 ) -> None:
-    """Writes the cache of a source to a local folder.
+    """Writes the cache of a source to the folder `name` in a local folder, and prints a report.
 
     Args:
+      identity: hash of everything that the cache depends on (`reading.identity`).
       engine: engine that tokenizes; None to tokenize in one pass over the source, with a process per core.
-      identity: hash of everything that the cache depends on.
 
     Raises:
       UserError: the source has an error, or no text in one of its splits.
@@ -106,7 +106,8 @@ def _tokenize(
 
     Args:
       job: identity of the engine's job; empty if the job cannot resume.
-      target: folder for files of the shuffle.
+      target: folder for the files of the shuffle.
+      skipped: counts of rows and bad rows, which this function increases.
     """
     if engine is not None:
         return stages.tokenize(data, task.vocabulary, name, job, target, engine, skipped, show_progress)
@@ -129,7 +130,7 @@ def _check_splits(name: str, source: Source, num_documents: int, num_validation:
 
 
 def no_rows(sources: Mapping[str, Source], split: str = "train") -> UserError:
-    """Returns the error for sources that have no row with text in a split."""
+    """Returns the error for sources that have no row with text in `split`."""
     field = "path" if split == "train" else split
     descriptions = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
     return UserError(f"no row of source {', '.join(descriptions)} has text: check its path and the field of the text")
@@ -152,7 +153,7 @@ def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skip
 def _report_overlap(
     name: str, overlap: groups.Overlap, rule: groups.HeldOutRule, num_rows: int, fraction: float
 ) -> None:
-    """Prints how many validation rows are also training rows. Warns of shared rows or a lack of validation rows."""
+    """Prints how many validation rows are also training rows. Warns if there are such rows, or no validation rows."""
     if not overlap.validation:
         reason = "the rows to hold out have no tokens"
         if rule.name == "none":

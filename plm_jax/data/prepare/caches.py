@@ -27,7 +27,11 @@ _WORK = ".work"  # Folder of the jobs of an engine, in the folder of the caches.
 
 
 def check(sources: Mapping[str, Source]) -> None:
-    """Rejects sources whose names are not valid as folder names, and sources without files."""
+    """Checks the names of sources, which become names of folders, and the files of sources of files.
+
+    Raises:
+      UserError: a name is invalid, a split has no files, a file has an unknown format, or a file is in two splits.
+    """
     for name, source in sources.items():
         if not name.replace("-", "_").isidentifier() or name in ("vocabulary", similar_words.NAME):
             raise UserError(
@@ -47,19 +51,21 @@ def prepare(
     show_progress: bool = True,
     executor: tasks.Executor | None = None,
 ) -> None:
-    """Writes the cache of each source, and the vocabulary, into `output` (by default `cache_dir`).
+    """Writes the cache of each source, the vocabulary and the table of similar words into a folder of caches.
 
-    Each task of a seqio mixture has its own cache (`task_mixtures`).
+    Each task of a seqio mixture with a rate above 0 has its own cache (`task_mixtures`). A missing vocabulary is
+    trained if `vocabulary.train_size` is above 0.
 
-    A cache whose identity (source contents, task definition, vocabulary, format) has not changed is kept. If several
-    processes of a machine prepare the same folder, one process works and the other processes wait for it; with an
-    engine, the other processes are rejected. After an interruption, the next call resumes an engine's job. A remote
-    cache is built on this machine and then uploaded; if only the upload was interrupted, the next call only repeats the
-    upload.
+    A cache whose identity (`reading.identity`) has not changed is kept. If several processes of a machine prepare the
+    same folder, one process works and the other processes wait for it; with an engine, the other processes are
+    rejected. After an interruption, the next call resumes an engine's job, unless the fingerprint of the source is
+    empty. A remote cache is built on this machine and then uploaded; if only the upload was interrupted, the next call
+    only repeats the upload.
 
     Args:
-      names: names of the sources to read; all by default.
-      mixtures: dict from each source that is a mixture to its tasks (`task_mixtures.Parts`).
+      names: names of the sources to read; None: all sources.
+      mixtures: for each source that is a mixture, its tasks (`task_mixtures.Parts`).
+      output: folder of the caches; None: `data.cache_dir`.
       executor: engine that tokenizes, on workers that can access the sources, the vocabulary and `output`; None to
         tokenize in one pass on this machine, with a process per core. The cache is the same.
 
@@ -98,7 +104,7 @@ def prepare(
 
 @contextlib.contextmanager
 def _started(executor: tasks.Executor | None, folder: str) -> Iterator[stages.Engine | None]:
-    """Starts an engine; yields None without an executor.
+    """Context manager that starts an engine and yields it; yields None without an executor.
 
     The engine's jobs in `folder` are removed on success and kept after an error, so that they can resume.
 
@@ -161,7 +167,7 @@ def _prepare_similar_words(
 
 
 def _upload(name: str, built: str, final: str, show_progress: bool) -> None:
-    """Moves a cache that was built on this machine to its remote folder."""
+    """Uploads the cache in the folder `built` to `final` and removes `built`, unless both are the same folder."""
     if built != final:
         cache.upload(built, final, show_progress)
         shutil.rmtree(built)
@@ -182,11 +188,10 @@ def _vocabulary(
     origins: Mapping[str, staleness.Origin],
     show_progress: bool,
 ) -> vocabularies.Vocabulary:
-    """Returns the vocabulary. If its files are missing and the settings ask for training, trains it first.
+    """Returns the vocabulary. If a file of it is missing and `train_size` is above 0, trains it first.
 
     Raises:
-      UserError: the settings ask for training, but the existing files were trained on other texts or with other
-        settings.
+      UserError: a file is missing and cannot be trained, or `check_training` rejects the existing files.
     """
     paths = vocabularies.files(settings.spec)
     contents = sorted({value for origin in origins.values() for value in origin.contents})
@@ -210,10 +215,11 @@ def _vocabulary(
 def check_training(settings: VocabularyConfig, contents: Sequence[str] = ()) -> None:
     """Rejects an existing vocabulary that was trained with other settings, or on none of the files of the sources.
 
-    Files without a record of their training, such as those of a published model, are accepted.
+    A vocabulary is not checked if `train_size` is 0, or if there is no record of its training, as for a published
+    vocabulary.
 
     Args:
-      contents: digests of the files of the sources; empty if these are not compared.
+      contents: fingerprints of the sources; empty: the sources are not compared.
 
     Raises:
       UserError: the vocabulary is rejected.
@@ -240,7 +246,7 @@ def check_training(settings: VocabularyConfig, contents: Sequence[str] = ()) -> 
 
 
 def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progress: bool) -> Iterator[str]:
-    """Yields the texts of all sources, without the held-out documents."""
+    """Yields the texts of all sources, without empty texts and those of held-out documents."""
     for name, source in sources.items():
         with progress.doing(f"{name}: choosing the held-out rows"):
             rule = reading.rule(data, name)
@@ -256,7 +262,10 @@ def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progre
 
 
 def sample(texts: Iterable[str], num_bytes: int) -> list[str]:
-    """Returns the texts with the smallest hashes, up to `num_bytes` in total: a reproducible random sample."""
+    """Returns the texts with the smallest hashes, at most `num_bytes` in total: a reproducible random sample.
+
+    A sample of a single text may be larger.
+    """
     heap: list[tuple[int, str]] = []
     size = 0
     for number, text in enumerate(texts):

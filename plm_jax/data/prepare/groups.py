@@ -7,8 +7,9 @@ compared after Unicode NFC normalization with white space collapsed.
 If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` * 2^64 are held
 out. If these groups have fewer than MIN_ROWS rows in total, more groups are added in the order of their hashes
 until MIN_ROWS rows are held out, or until the next group would raise the held-out rows above 1 / MAX_SHARE of all rows.
-At least one group is held out, whatever its size, unless all rows belong to a single group. The split is thus a single
-bound on the hash, which depends only on the rows, not on their order, the number of workers or shards, or the runner.
+At least one group is held out, whatever its size. If all rows belong to a single group, or if the fraction is 0, no row
+is held out. The split is thus a single bound on the hash. It depends only on the rows and the fraction, not on the
+order of the rows, the number of workers or the engine.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ def normalize(text: str) -> str:
 
 
 def key(text: str) -> int:
-    """Returns the 64-bit hash of a group."""
+    """Returns the 64-bit hash of a group, after `normalize`."""
     return _hash(normalize(text))
 
 
@@ -49,7 +50,7 @@ def keys(
 ) -> np.ndarray:
     """Returns an array [rows] of dtype KEYS.
 
-    Each row has `validates` and three hashes: of its texts, of its normalized texts, and of its group.
+    An element has `validates` and three hashes of a row: of its texts, of its normalized texts, and of its group.
 
     Args:
       texts: first text of each row.
@@ -70,7 +71,7 @@ def keys(
 
 
 def _hash(text: str, *further_texts: str) -> int:
-    """Returns a 64-bit hash of texts. With several texts, it covers their lengths, which show where each text ends."""
+    """Returns a 64-bit hash of texts. With several texts, it also covers their lengths."""
     parts = [part.encode("utf-8") for part in (text, *further_texts)]
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if further_texts else b""
     return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
@@ -81,7 +82,7 @@ class HeldOutRule(NamedTuple):
 
     Attributes:
       name: `source` for the source's own validation split, `hash` for the bound that the fraction sets, `top-up` for a
-        higher bound that reaches MIN_ROWS, `none` if nothing is held out.
+        higher bound because the fraction holds out fewer than MIN_ROWS rows, `none` if nothing is held out.
       bound: groups with a hash below this bound are held out; 0 for `source` and `none`.
     """
 
@@ -95,8 +96,8 @@ class Groups:
 
     Attributes:
       rows: number of rows.
-      smallest: dict from the hash of a group to its number of rows, for the MIN_ROWS groups with the smallest hashes.
-        More groups are not needed, because each group has at least one row.
+      smallest: number of rows of each of the MIN_ROWS groups with the smallest hashes, by hash. More groups are not
+        needed, because each group has at least one row.
     """
 
     rows: int = 0
@@ -104,7 +105,7 @@ class Groups:
 
     @classmethod
     def of(cls, hashes: Sequence[int] | np.ndarray) -> "Groups":
-        """Counts all rows, and the rows of the MIN_ROWS groups with the smallest hashes.
+        """Returns the counts of some rows.
 
         Args:
           hashes: for each row, the hash of its group.
@@ -120,15 +121,15 @@ class Groups:
         self.rows += more.rows
 
     def _rows_below(self, threshold: int) -> int:
-        """Returns the number of rows in groups with a hash below the threshold, exact if below MIN_ROWS."""
+        """Returns the number of rows in groups with a hash below the threshold; exact only if less than MIN_ROWS."""
         return sum(number for group, number in self.smallest.items() if group < threshold)
 
     def is_settled(self, fraction: float) -> bool:
-        """Whether the `rule` stays the same regardless of the rows that follow."""
+        """Whether `rule` will return the same, whatever rows are added."""
         return fraction == 0 or (len(self.smallest) > 1 and self._rows_below(_threshold(fraction)) >= MIN_ROWS)
 
     def rule(self, fraction: float) -> HeldOutRule:
-        """Returns the rule for these rows; with a single group or a fraction of 0, nothing is held out."""
+        """Returns the rule for these rows; with fewer than two groups or a fraction of 0, nothing is held out."""
         if fraction == 0 or len(self.smallest) < 2:
             return HeldOutRule("none")
         threshold = bound = _threshold(fraction)
@@ -167,7 +168,7 @@ class Overlap(NamedTuple):
 
 
 def overlap(path: str, rule: HeldOutRule) -> Overlap:
-    """Counts held-out rows, and rows that occur in both splits, in a file of KEYS records.
+    """Returns the numbers of held-out rows and of rows in both splits, from a local file of KEYS records.
 
     Memory does not grow with the size of the file.
     """
@@ -180,7 +181,7 @@ def overlap(path: str, rule: HeldOutRule) -> Overlap:
 
 
 def _add_shared(path: str, rule: HeldOutRule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
-    """Adds to `shared` the numbers of shared rows whose hash modulo `num_parts` is `part`."""
+    """Adds to `shared` (`Overlap.shared`) the numbers of shared rows whose hash modulo `num_parts` is `part`."""
 
     def hashes(level: str, rows: np.ndarray, is_in_split: np.ndarray) -> np.ndarray:
         of_split = rows[level][is_in_split]

@@ -21,13 +21,14 @@ _COUNTED = 1000
 
 
 class Document(NamedTuple):
-    """Document or example, with its number within the source.
+    """Document or example of a source.
 
     Attributes:
+      number: number of the document within the source, counted from 0.
       text: text of a document, or first text of an example.
       validates: whether the document is in the source's own validation split.
       further_texts: texts of an example after the first; None for a document.
-      values: values of each of the `source_columns`.
+      values: values of the columns of `source_columns`, by name.
       group: `Record.group` of the document.
       tokens: `Record.tokens` of the document.
     """
@@ -53,14 +54,17 @@ class SourcePiece(NamedTuple):
 
 
 def pieces(name: str, source: Source, most: int = 1) -> list[SourcePiece]:
-    """Returns the parts of a source, in order. A source that can be cut anywhere has up to `most` parts per split."""
+    """Returns the parts of a source, in order: the shards of the training split, and then of the validation split.
+
+    A split that can be divided anywhere has at most `most` shards.
+    """
     corpus = source.open(name)
     splits = [split for split in file_format.SPLITS if split in corpus.splits]
     return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
 
 
 def splits(name: str, source: Source) -> tuple[str, ...]:
-    """Returns the splits that a source defines."""
+    """Returns the splits that a source has: `train`, and `validation` if it has its own."""
     return tuple(source.open(name).splits)
 
 
@@ -84,11 +88,14 @@ def documents(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """Yields the documents of a piece, numbered from `first`.
+    """Yields the documents of a piece, numbered from `first`; leaves out records without text.
 
     Args:
-      skipped: counter of bad rows, if `data.bad_rows` is "skip".
+      skipped: counter of rows and bad rows, which is increased if `data.bad_rows` is "skip"; None: no counter.
       advance: called with the amount that was read since the last call, in the unit of `Corpus.progress`.
+
+    Raises:
+      UserError: the source is damaged or does not fit its settings, or a row is bad and `data.bad_rows` is "stop".
     """
     corpus = data.sources[name].open(name)
     skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
@@ -102,7 +109,7 @@ def documents(
 def all_documents(
     data: DataConfig, name: str, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
 ) -> Iterator[Document]:
-    """Yields all documents of a source, one piece after another."""
+    """Yields all documents of a source, numbered from 0. Other arguments and errors are those of `documents`."""
     return documents_of(data, name, pieces(name, data.sources[name]), 0, skipped, advance)
 
 
@@ -114,7 +121,10 @@ def documents_of(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """Yields the documents of several pieces, one piece after another. Other arguments are as in `documents`."""
+    """Yields the documents of several pieces, one piece after another, numbered from `first`.
+
+    Other arguments and errors are those of `documents`.
+    """
     number = first
     for piece in pieces:
         for document in documents(data, name, piece, number, skipped, advance):
@@ -125,7 +135,7 @@ def documents_of(
 def key(number: int, text: bytes) -> int:
     """Returns the 64-bit hash that sets a document's position in the cache.
 
-    The hash also covers the document's number, so that equal texts do not end up next to each other.
+    The hash covers the text, in UTF-8, and the document's number. Equal texts thus do not end up next to each other.
     """
     digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8)
     digest.update(text)
@@ -133,7 +143,7 @@ def key(number: int, text: bytes) -> int:
 
 
 def rule(data: DataConfig, name: str) -> groups.HeldOutRule:
-    """Returns the rule that chooses the held-out documents of a source. Reads only as many documents as necessary."""
+    """Returns the rule that chooses the held-out documents of a source; reads only as many documents as necessary."""
     if "validation" in splits(name, data.sources[name]):
         return groups.HeldOutRule("source")
     fraction, counted = data.validation_fraction, groups.Groups()
@@ -149,7 +159,7 @@ def _key(row: Document | Record) -> int:
 
 
 def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
-    """Returns whether `prepare` holds out each record.
+    """Returns whether `prepare` holds out each record; False for records without text.
 
     Args:
       records: all records of a source that has no validation split.
@@ -162,13 +172,13 @@ def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
 def identity(
     data: DataConfig, name: str, vocabulary: vocabularies.Vocabulary, contents: Sequence[str] | None = None
 ) -> str:
-    """Returns the identity of a source's cache, a SHA-256.
+    """Returns the identity of the cache of the source `name`, a SHA-256 in hex.
 
     The hash covers the contents, definition and columns of the source, the vocabulary, the format of the cache, the
     settings that affect documents and splits, and the code of a segmenter.
 
     Args:
-      contents: `Corpus.fingerprint` of the source; computed if None.
+      contents: `Corpus.fingerprint` of the source; None: it is computed.
     """
     source = data.sources[name]
     corpus = source.open(name)

@@ -11,17 +11,16 @@ _SPACE = re.compile(r"\s*")
 
 
 def load(name: str) -> Callable[[str], list[int]]:
-    """Loads the segmenter `module:function`, a function that splits a text into words, in order.
+    """Returns a function that finds the boundaries of words with the user's segmenter `module:function`.
 
-    Joined, the words must be the text, except for white space. White space in the text counts as the start of the next
-    word.
+    The segmenter is a function from a text to its words, in order. Except for white space, the words must join to the
+    text.
 
     Returns:
-      Function from a text to the sorted character offsets at which words begin, without the first word, as in
-      `sentences.boundaries`. The function raises a `UserError` if the words do not add up to the text.
+      Function from a text to the result of `boundaries`, with the same errors.
 
     Raises:
-      UserError: there is no such function.
+      UserError: there is no such function, or its module is not trusted or fails.
     """
     module, _, function = name.partition(":")
     try:
@@ -44,7 +43,17 @@ def _after_space(text: str, begin: int) -> int:
 
 
 def boundaries(text: str, words: Any, name: str) -> list[int]:
-    """Returns the offsets at which words begin, without the first word; `name` names the segmenter in errors."""
+    """Returns the sorted character offsets in a text at which words begin, without the first word.
+
+    White space between two words counts as the start of the second one.
+
+    Args:
+      words: result of the segmenter for the text.
+      name: name of the segmenter in errors.
+
+    Raises:
+      UserError: the words are not strings that, except for white space, join to the text.
+    """
     words = list(words) if isinstance(words, Iterable) else [words]
     if not all(isinstance(word, str) for word in words):
         raise UserError(f"the segmenter {name} returns {repr(words)[:40]}: return a list of strings")

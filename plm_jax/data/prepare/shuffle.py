@@ -1,6 +1,7 @@
 """Shuffle of tokenized documents. A hash chooses the file of each document, and the document's place in the cache.
 
-A file next to the shards has the hashes of each row (`groups.KEYS`), which reveal the rows that are in both splits.
+The shards are the files of documents. A file next to them has the hashes of each row (`groups.KEYS`), which show the
+rows that are in both splits.
 
 A shard consists of blocks of documents. A block consists of its number of documents, its number of values of each
 column in `Shuffle.several`, a row for each document, and the values of each of these columns, one document after
@@ -36,7 +37,7 @@ class Shuffled(NamedTuple):
     Attributes:
       documents: number of documents with tokens.
       groups: groups of all rows, including rows without tokens.
-      fetch: function from a name in FILES to the path of this file on this machine.
+      fetch: function from a name in FILES to the path of this file on this machine, after fetching it if necessary.
     """
 
     documents: int
@@ -68,7 +69,14 @@ class Shuffle:
     def rows(
         self, keys: Sequence[int], num_bytes: np.ndarray, group_keys: np.ndarray, values: Mapping[str, Values]
     ) -> np.ndarray:
-        """Returns the rows of documents; `group_keys` is an array [documents] of dtype `groups.KEYS`."""
+        """Returns the rows of documents, [documents] of dtype `row`.
+
+        Args:
+          keys: hash of each document (`reading.key`).
+          num_bytes: number of bytes of the text of each document.
+          group_keys: [documents] of dtype `groups.KEYS`.
+          values: values of each column, by name.
+        """
         rows = np.zeros(len(keys), self.row)
         rows["key"], rows["bytes"] = keys, num_bytes
         rows["group"], rows["validates"] = group_keys["group"], group_keys["validates"]
@@ -81,7 +89,14 @@ class Shuffle:
         return rows
 
     def shards(self, rows: np.ndarray, values: Mapping[str, Values], chosen: np.ndarray) -> list[bytes]:
-        """Returns one block per shard. The blocks contain the documents with the indices `chosen`."""
+        """Returns one block per shard. The blocks contain the documents with the indices `chosen`.
+
+        A block without documents is empty.
+
+        Args:
+          rows: result of `rows`.
+          values: values of each column, by name.
+        """
         order = chosen[np.argsort(rows["key"][chosen], kind="stable")]
         starts = np.searchsorted(rows["key"][order] >> _SHARD_SHIFT, np.arange(NUM_SHARDS + 1))
         return [self._block(rows, values, order[a:b]) for a, b in itertools.pairwise(starts.tolist())]
@@ -101,13 +116,13 @@ class Shuffle:
 
 @contextlib.contextmanager
 def open_files(folder: str) -> Iterator[list[BinaryIO]]:
-    """Opens the FILES in a folder for writing."""
+    """Context manager that opens the FILES in a folder for writing, and yields them in the order of FILES."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(open(os.path.join(folder, name), "wb")) for name in FILES]
 
 
 class ShuffleShard:
-    """Documents of one file of a shuffle, memory-mapped.
+    """Documents of one shard of a shuffle, memory-mapped; the shard must not be empty.
 
     Attributes:
       rows: [num_documents], structured array of `Shuffle.row`.
@@ -136,7 +151,7 @@ class ShuffleShard:
         }
 
     def read(self, documents: np.ndarray) -> dict[str, Values]:
-        """Returns all columns of the documents with these indices."""
+        """Returns the values of each column, by name, of the documents with these indices."""
         rows, by_column = self.rows[documents], {}
         for column in self._shuffle.columns:
             if column.kind == "document":
@@ -163,7 +178,9 @@ def write_shards(
     """Passes the shuffled documents to the writers of their splits, in the order of their hashes.
 
     Args:
-      fetch: `Shuffled.fetch`; each file is removed after it is read.
+      fetch: `Shuffled.fetch`; each shard is removed after it is read.
+      writers: writer of each split that has documents, by name.
+      bar: progress bar that counts documents.
     """
     for name in FILES[:NUM_SHARDS]:
         path = fetch(name)

@@ -20,7 +20,8 @@ def tokenize(path: str, vocabulary: vocabularies.Vocabulary) -> tuple[np.ndarray
     not the same tokens; otherwise, it is left out too. Lines with the same word are merged.
 
     Returns:
-      Three values: the table of `SimilarWords`, int32 [n]; the number of entries in the table; and the number of lines.
+      Three values: the table of `SimilarWords`, int32 [n]; the number of words with similar words in the table; and the
+      number of lines. A word with a space before it counts as another word.
 
     Raises:
       UserError: the file is missing, is not UTF-8, or has a line that lacks a word or its similar words.

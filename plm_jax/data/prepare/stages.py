@@ -56,13 +56,13 @@ def tokenize(
     skipped: Skipped,
     show_progress: bool = True,
 ) -> shuffle.Shuffled:
-    """Tokenizes all documents of a source. A repeated call resumes a job that was stopped.
+    """Tokenizes all documents of a source. A repeated call with the same `identity` resumes a job that was stopped.
 
     Args:
       name: name of the source.
       identity: hash of everything that the tokens depend on, except the code; if empty, the job does not resume.
       target: existing folder on this machine for fetched files.
-      skipped: counts of rows and bad rows, which this function increases.
+      skipped: counter of rows and bad rows, which this function increases.
 
     Raises:
       UserError: the source has an error, too many rows are bad, or tasks failed.
@@ -176,7 +176,7 @@ def _encoder(folder: str, identity: str) -> Callable[[tokenizing.Batch], tokeniz
 
 
 def _fetch(folder: str, marks: Sequence[tasks.Mark], target: str, name: str) -> str:
-    """Joins the parts of a file of the shuffle. Returns the path of the joined file in the folder `target`.
+    """Joins the parts of the file `name` of the shuffle and returns the path of the joined file, in `target`.
 
     Raises:
       UserError: a file of a task is gone or damaged.

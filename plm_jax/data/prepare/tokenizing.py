@@ -30,12 +30,12 @@ class Batch(NamedTuple):
     """Consecutive documents or examples of a source.
 
     Attributes:
-      first: number of the first document.
-      texts: text of each document, or first text of each example.
+      first: number of the first document within the source.
+      texts: text of each document, or first text of each example; empty texts for a tokenized source.
       further_texts: texts of each example after the first; None for documents.
       groups: `group` of each document.
       validates: `validates` of each document.
-      values: dict from a column of the source to the values of all documents.
+      values: values of each document in each column of the source, by name.
       tokens: tokens of each document of a tokenized source; None for texts.
     """
 
@@ -54,7 +54,7 @@ class TokenBlock(NamedTuple):
     Attributes:
       documents: number of documents with tokens.
       groups: groups of all documents, with and without tokens.
-      files: bytes to append to each file of the shuffle.
+      files: bytes to append to each file of the shuffle, in the order of `shuffle.FILES`.
     """
 
     documents: int
@@ -71,7 +71,7 @@ class TokenizingTask(NamedTuple):
     Attributes:
       segmenter: name of the function that splits texts into words; None if the source has no segmenter.
       source_columns: columns whose values come from the source.
-      keeps_offsets: whether the cache stores the characters of each token.
+      keeps_offsets: whether the cache stores at which characters of its text each token begins and ends.
     """
 
     vocabulary: VocabularyConfig
@@ -88,14 +88,14 @@ class TokenizingTask(NamedTuple):
 
 
 def task(data: DataConfig, vocabulary: VocabularyConfig, name: str) -> TokenizingTask:
-    """Returns the task of tokenizing a source."""
+    """Returns the task of tokenizing the source `name`."""
     source = data.sources[name]
     keeps_offsets = source.open(name).keeps_offsets
     return TokenizingTask(vocabulary, data.segmenters.get(name), reading.source_columns(name, source), keeps_offsets)
 
 
 def encoder(task: TokenizingTask) -> Callable[[Batch], TokenBlock]:
-    """Returns the function that tokenizes a batch, in this process or in a worker."""
+    """Returns a function that tokenizes a batch; loads the vocabulary and the segmenter."""
     vocabulary = vocabularies.load_plain(task.vocabulary)
     rules: dict[str, Rule] = {"sentence_starts": sentences.boundaries}
     if task.segmenter:
@@ -107,10 +107,13 @@ def encoder(task: TokenizingTask) -> Callable[[Batch], TokenBlock]:
 def encode(
     batch: Batch, task: TokenizingTask, vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule], shuffle: Shuffle
 ) -> TokenBlock:
-    """Tokenizes a batch; documents without tokens are dropped.
+    """Tokenizes a batch. Documents without tokens are dropped, but counted in the groups.
 
     Args:
-      rules: dict from a column of starts to the function that finds these starts in a text, such as word starts.
+      rules: for each column of starts, such as `word_starts`, the function that finds these starts in a text.
+
+    Raises:
+      UserError: a tokenized document has an id that the vocabulary lacks, or a segmenter does not fit a text.
     """
     if batch.tokens is not None:
         batch = batch._replace(texts=_decode(batch.tokens, vocabulary))
@@ -152,7 +155,7 @@ def _decode(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) ->
 
 
 def _decode_whole(document: np.ndarray, vocabulary: vocabularies.Vocabulary) -> str:
-    """Returns the text of a document, including the tokens after an eos, at which `decode` would stop."""
+    """Returns the text of a tokenized document. Unlike `decode`, it does not stop at an eos."""
     parts = np.split(document, (document == vocabulary.eos_id).nonzero()[0] + 1)
     return "".join(map(vocabulary.decode, parts))
 
@@ -179,9 +182,14 @@ def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: 
 def encode_examples(
     firsts: list[str], further_texts: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
 ) -> dict[str, Values]:
-    """Returns the columns of examples. An example is a document, and the texts of the example are its sentences.
+    """Returns the tokens and columns of examples. An example is a document, and its texts are the sentences.
 
-    The column of sentence starts includes texts without tokens.
+    The sentence starts include those of texts without tokens.
+
+    Args:
+      firsts: first text of each example.
+      further_texts: texts of each example after the first.
+      keeps_offsets: whether to return the columns `columns.OFFSETS`.
     """
     texts = [text for first, rest in zip(firsts, further_texts, strict=True) for text in (first, *rest)]
     counts = np.array([1 + len(rest) for rest in further_texts])
@@ -214,7 +222,7 @@ def _within_documents(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
-    """Groups documents with consecutive numbers into batches."""
+    """Yields batches of documents, which must have consecutive numbers, in order."""
     for batch in batches(documents, _BATCH_CHARACTERS, _num_characters):
         numbers, texts, validates, further_texts, values, group_names, tokens = map(list, zip(*batch, strict=True))
         by_column = {name: [document[name] for document in values] for name in values[0]}
@@ -238,7 +246,7 @@ def _num_characters(document: Document) -> int:
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yields lists of consecutive items. A list ends as soon as the total size of its items reaches `limit`."""
+    """Yields lists of consecutive items. A list ends as soon as the total `size` of its items reaches `limit`."""
     batch, total = [], 0
     for item in items:
         batch.append(item)
@@ -251,14 +259,15 @@ def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> I
 
 
 def blocks(documents: Iterable[Document], encoder: Callable[[Batch], TokenBlock]) -> Iterator[TokenBlock]:
-    """Tokenizes documents in this process."""
+    """Yields the results of `encoder` for batches of documents, in this process."""
     return map(encoder, in_batches(documents))
 
 
 def tokenize(documents: Iterable[Document], task: TokenizingTask, folder: str) -> tuple[int, groups.Groups]:
     """Tokenizes documents into the shuffle files of a folder, with a process per core.
 
-    Results are written in the order of the documents, so the number of processes makes no difference.
+    If there are only a few batches, they are tokenized in this process. Results are written in the order of the
+    documents. The files thus do not depend on the number of processes.
 
     Returns:
       A pair: the number of documents with tokens, and the groups of all documents.

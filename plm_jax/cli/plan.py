@@ -34,7 +34,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 
 
 def main() -> None:
-    """Prints the estimates as a table and writes them to `--output`."""
+    """Prints the estimates as a table, and writes them to `--output` if it is set."""
     if not _TOPOLOGY.value:
         raise UserError("--topology is missing: set it to a TPU slice or GPUs, or to none for sizes alone")
     run, topology = _CONFIG.run(), _TOPOLOGY.value

@@ -1,9 +1,8 @@
 """Config files: Python files with a function `get_config`, by path (`configs/bert.py:base`) or name (`bert:base`).
 
 Names refer to the config files in `plm_jax.configs`. Relative paths in a config file are relative to its folder. If the
-file is referred to by a name such as `tasks/sentiment`, they are relative to the folder of `./configs/tasks/sentiment`.
-A config file that does not change is the same module, whether it is loaded by path, by name or by an import. A class in
-it thus exists once.
+file is referred to by a name such as `tasks/sentiment`, they are relative to `./configs/tasks`. An unchanged config
+file is the same module whether it is loaded by path, by name or by an import. A class in it thus exists once.
 """
 
 import os

@@ -82,8 +82,8 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
     """Returns the settings of a run's reader.
 
     Args:
-      phases: phases to read; None: the phases of the config. If the config of a run has changed, these are the phases
-        that the run has already trained, followed by the remaining phases of its config.
+      phases: phases to read; None: the phases of the config. For a run whose config has changed, pass the phases that
+        it has already trained, followed by the remaining phases of its config.
     """
     return ReaderConfig(
         data=run.data,

@@ -45,7 +45,7 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
       modules: recorded modules of users' code, for error messages. This function does not load them.
 
     Raises:
-      UserError: `from_dict` raises it, or the run uses a user's code that is not loaded.
+      UserError: the config is invalid, as in `from_dict`, or it uses a user's code that is not loaded.
     """
     with _reporting_missing(modules):
         return from_dict(tree)
@@ -95,9 +95,9 @@ def choose(table: dict[str, Any], name: str) -> Any:
 def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), replaces_model: bool = False) -> Run:
     """Returns the `Run` of a config file's tree, with absolute paths.
 
-    Relative paths are relative to the folder of the config file, and paths that begin with `package:` to the folder of
-    this package. Names of Hugging Face repositories are unchanged. The Python modules that the run names may be
-    imported afterwards.
+    Relative paths are relative to the folder of the config file. Paths that begin with `package:` are relative to the
+    folder of this package. Names of Hugging Face repositories are unchanged. The Python modules that the run names may
+    be imported afterwards.
 
     Args:
       overridden: fields and sections, such as `train.init_from`, whose paths are relative to the working directory.
@@ -105,7 +105,7 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
         each other.
 
     Raises:
-      UserError: `from_dict` raises it.
+      UserError: the config is invalid, as in `from_dict`.
     """
     run = from_dict(tree, replaces_model)
     users.trust(modules(run))

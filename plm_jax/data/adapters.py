@@ -76,7 +76,7 @@ class _Documents(cache.DocumentTable):
 
 
 def _ragged(batch: Any) -> tf.RaggedTensor:
-    """Converts a batch to a ragged tensor; TensorFlow makes it dense if its rows are known to have equal lengths."""
+    """Converts a batch to a ragged tensor. Batches whose rows are known to have equal lengths are dense."""
     ragged: Any = tf.RaggedTensor
     return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 

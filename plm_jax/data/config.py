@@ -49,9 +49,9 @@ class DataConfig:
       token_types: dict from a source to the token type of all its tokens, such as the id of its language (XLM). For
         records, dict from the name of a text to the token type of this text. Empty: the layout decides.
       inputs_targets: rows of sources with inputs and targets.
-      bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` the row and report it.
-        `skip` also stops if more than 1 % of the rows of a source are bad. A bad row is, for example, a line that is
-        not JSON, lacks a field that the source needs, or is not UTF-8. A damaged file always stops `prepare`.
+      bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` the row and report it. `skip` also
+        stops if more than 1 % of the rows of a source are bad. A bad row is, for example, a line that is not JSON,
+        lacks a field that the source needs, or is not UTF-8. A damaged file always stops `prepare`.
       validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
         If these groups have fewer than 20 rows in total, more groups are held out, until 20 rows are held out or the
         next group would exceed 10 % of all rows. At least one group is held out, unless all rows belong to a single

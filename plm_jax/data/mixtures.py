@@ -9,9 +9,9 @@ _ONE = 2**32
 class Mixture:
     """Interleaving of sources in proportion to their rates, at least one of which must be above 0.
 
-    The first source gets its share of all examples, the second its share of the rest, and so on. A share q of n
-    examples is floor(n · q). Before, q is rounded to a multiple of 2^-32, but not to 0; only the last source has the
-    share 1. `counts` and `locate` take one step per source.
+    The first source gets its share of all examples, the second its share of the rest, and so on. The last source gets
+    everything that is left. A share q of n examples is floor(n · q), where q is rounded to a multiple of 2^-32, but
+    not to 0 or 1. `counts` and `locate` take one step per source.
 
     Attributes:
       names: sources with a rate above 0.

@@ -44,7 +44,7 @@ def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
 
 
 def is_current(cache_dir: str, file: str) -> bool:
-    """Whether the table next to the caches was made from this text file, or the text file does not exist.
+    """Whether the table next to the caches was made from this text file; True if the file does not exist.
 
     Raises:
       UserError: there is no table, or its manifest is damaged.

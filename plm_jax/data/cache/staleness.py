@@ -127,9 +127,9 @@ def record_files(folder: str, source: Any, origin: Origin) -> None:
 def compare(data: DataConfig, name: str) -> Comparison:
     """Compares a source with its cache.
 
-    Of a source of files, only the files are read whose name or times have changed. If their contents are unchanged, the
-    new names and times are recorded in `files.json`. A user's own source is compared by its fingerprint. A source that
-    TensorFlow reads is not compared.
+    If the source is a source of files, only files whose name or times have changed are read. If their contents are
+    unchanged, the new names and times are recorded in `files.json`. A user's own source is compared by its fingerprint.
+    For a source that TensorFlow reads, only the settings are compared.
 
     Raises:
       UserError: the cache is missing or damaged.

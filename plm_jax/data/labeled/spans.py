@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 def best(windows: Sequence[AnswerWindow], n_best: int = 20, answer_length: int = 30) -> list[Span]:
-    """Returns the `n_best` best valid spans, best first; fewer if there are fewer.
+    """Returns up to `n_best` valid spans of all windows, best first.
 
     Only the `n_best` best starts and the `n_best` best ends of each window are combined. A valid span has its first and
     last token in the context, starts where `may_start` is true, and has 1 to `answer_length` tokens.

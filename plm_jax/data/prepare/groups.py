@@ -7,9 +7,9 @@ compared after Unicode NFC normalization with white space collapsed.
 If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` * 2^64 are held
 out. If these groups have fewer than MIN_ROWS rows in total, more groups are added in the order of their hashes
 until MIN_ROWS rows are held out, or until the next group would raise the held-out rows above 1 / MAX_SHARE of all rows.
-At least one group is held out, whatever its size. If all rows belong to a single group, or if the fraction is 0, no row
-is held out. The split is thus a single bound on the hash. It depends only on the rows and the fraction, not on the
-order of the rows, the number of workers or the engine.
+If all rows belong to a single group, or if the fraction is 0, no row is held out. Otherwise, at least one group is held
+out, whatever its size. The split is thus a single bound on the hash. It depends only on the rows and the fraction, not
+on the order of the rows, the number of workers or the engine.
 """
 
 import hashlib

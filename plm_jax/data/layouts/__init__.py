@@ -5,12 +5,12 @@ A row can be read by its index, without reading other rows.
     layout.py     the role `Layout`, which opens a split
     rows.py       rows of an opened split
     order.py      order of rows: windows permuted by a seed, and rows permuted within each window
-    stream.py     a split as one stream of tokens, with special ids around documents
-    index.py      starts of rows, read from disk, for layouts in which they depend on the previous rows
+    stream.py     a split as one stream of tokens, with optional special ids around documents
+    index.py      starts of rows, stored on disk, for layouts in which they cannot be computed from the index of a row
     formats.py    padding, mask and segment ids of a row
     noising.py    a row with the noise and targets of an objective
 
-Each layout has its own file.
+Each layout has its own file. `inputs_targets.py` has rows of examples with inputs and targets, which need no layout.
 """
 
 from plm_jax.data.layouts.blocks import Blocks

@@ -21,8 +21,8 @@ class Blocks(Layout):
     """Concatenated documents, split into blocks of `length` tokens.
 
     Attributes:
-      attend_across_documents: whether tokens attend to earlier documents in the same block; if not, batches have
-        segment ids.
+      attend_across_documents: whether tokens attend to other documents in the same block; if not, batches have segment
+        ids.
       begin: fields of `config.vocabulary` whose special ids a decoder reads before each document, such as `("bos",)`.
         Prompts and examples with inputs also begin with these ids.
       frames: whether `cls` and `sep` (or `bos` and `eos`) surround each block. If True, there are no separators between
@@ -77,8 +77,8 @@ class Blocks(Layout):
 class BlockRows(StridedRows):
     """Rows of one pass over a stream: one row of `length` tokens begins every `stride` tokens.
 
-    A row includes each column in the objective's `reads` that the split has. Tokens that remain at the end of the
-    stream form the last row, which is padded and is in none of the windows that training shuffles.
+    A row includes the columns in `reads` that the split has. Tokens that remain at the end of the stream form the last
+    row, which is padded. Training does not read this row.
     """
 
     def __init__(self, stream: Stream, length: int, stride: int, separate: bool, reads: Sequence[str] = ()):
@@ -108,7 +108,7 @@ class BlockRows(StridedRows):
 
 
 class FramedRows(BlockRows):
-    """Blocks of a stream: each row of `length` tokens is a block with special tokens around it."""
+    """Rows of `length` tokens that each are a block of a stream with special tokens around it."""
 
     def __init__(self, stream: Stream, row_format: objectives.RowFormat, length: int, reads: Sequence[str] = ()):
         room = row_format.room(length)

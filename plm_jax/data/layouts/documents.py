@@ -59,7 +59,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
       documents: [d + 1], position of the first token of each document, followed by the end of the last document.
 
     Returns:
-      A pair of arrays: the first token of each piece and its end, exclusive. A piece may be empty.
+      A pair of arrays: the first token and the end (exclusive) of each piece. A piece may be empty.
     """
     step = length - 2
     sizes = np.diff(documents) + 2
@@ -73,7 +73,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
-    """Yields the documents of a split in blocks of about BLOCK_TOKENS tokens.
+    """Yields the documents of a split in blocks of at most BLOCK_TOKENS tokens; a longer document is its own block.
 
     Yields:
       The first token of each document of the block, followed by the end of the last document.

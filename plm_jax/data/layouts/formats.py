@@ -6,12 +6,13 @@ Example = dict[str, np.ndarray]
 
 
 def make_row(tokens: np.ndarray, begins: np.ndarray, length: int, separate: bool, pad: int = 0) -> Example:
-    """Makes a row of `length` from a span of tokens.
+    """Makes a row of `length` tokens from a span of tokens, with padding at the end.
 
     Args:
       tokens: at most `length` tokens.
-      begins: sorted positions at which the documents after the first document begin; the first document begins at 0.
+      begins: sorted positions in `tokens` at which documents begin, except the document of the first token.
       separate: whether the row has segment ids.
+      pad: id of padding.
 
     Returns:
       A dict with `tokens` [length]. If `separate`, the dict also has `segment_ids` [length]: the number of each token's

@@ -90,18 +90,19 @@ def walk(
     separated: bool = True,
     drop_long_sentences: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows of some documents. If `separated`, each document is followed by a separator.
+    """Finds the rows of some documents.
 
     Args:
       sentences: [s + 1], position of the first token of each sentence, followed by the end of the last sentence.
       documents: [d + 1], index of the first sentence of each document, followed by the number of sentences.
       room: maximum number of tokens of a row, including separators between documents.
       cross_documents: whether a row continues with the next document.
+      separated: whether a separator follows each document.
       drop_long_sentences: whether sentences of more than `room` tokens are dropped.
 
     Returns:
-      Two arrays [rows]: the first token and the end of each row. They are positions in a stream in which a separator
-      follows each of these documents if `separated`. Separators of earlier documents are not counted.
+      Two arrays [rows]: the first token and the end of each row. They are positions in a stream. If `separated`, a
+      separator follows each of these documents in the stream. Earlier documents have no separators in it.
     """
     sizes = np.diff(sentences)
     dropped = (sizes > room).nonzero()[0] if drop_long_sentences else np.zeros(0, np.int64)

@@ -1,6 +1,7 @@
-"""Indexes of rows, computed once and then read from disk, for layouts in which a row depends on the previous row.
+"""Indexes of rows, which are computed once and then read from disk.
 
-Each pass of an index is computed in one walk over the split. The index is stored in the cache or its local copy:
+With an index, a row can be read by its number even if its start depends on the previous row. Each pass of an index is
+computed in one walk over the split. The index is stored in the cache or its local copy:
 
     CACHE_DIR/SOURCE/index/KEY/index.json    `key`; `passes`, the first row of each pass and the number of all rows;
                                              `types` of the columns; `blocks`, the number of checksums of each
@@ -54,7 +55,7 @@ class RowBlock(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Rows of a split.
+    """An index of the rows of a split.
 
     Attributes:
       passes: first row of each pass over the split, followed by the number of rows of all passes.
@@ -89,9 +90,10 @@ def open_index(
     If several processes compute the index, the result of the process that finishes first is used.
 
     Args:
-      settings: everything that decides the rows, except for the split itself.
+      settings: everything that decides the rows, except for the split itself; values that JSON can represent.
       columns: dict from the name of each column to its NumPy type.
       walk: function that takes the index of a pass and yields the rows of this pass in blocks.
+      num_passes: number of passes over the split.
 
     Raises:
       UserError: the index is damaged or cannot be written.
@@ -173,7 +175,7 @@ def _open(folder: str) -> tuple[cache.Vectors, list[int]]:
 
 
 def verify(folder: str) -> None:
-    """Reads every block of an index and checks it.
+    """Reads every block of the index in a folder and checks it.
 
     Raises:
       UserError: a file of the index is damaged.
@@ -200,7 +202,7 @@ def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Returns the indices 0, `following[0]`, `following[following[0]]`, …, and stops at the first out of range."""
+    """Returns the indices 0, `following[0]`, `following[following[0]]`, …, up to the last one that is in range."""
     steps, visited, current = following.tolist(), [], 0
     while current < len(steps):
         visited.append(current)
@@ -211,19 +213,22 @@ def follow(following: np.ndarray) -> np.ndarray:
 def next_fit(sizes: np.ndarray, limit: int) -> np.ndarray:
     """Returns, for each item, the end (exclusive) of the longest row that begins with this item.
 
-    The sizes of the items in a row have a sum of at most `limit`.
+    The sizes of the items in a row have a sum of at most `limit`. If one item is larger than `limit`, its row is empty.
     """
     ends = np.concatenate([[0], sizes.cumsum()])
     return ends.searchsorted(ends[:-1] + limit, side="right") - 1
 
 
 def window_edges(num_tokens: int, window_tokens: int) -> np.ndarray:
-    """Returns the first token of each window of `window_tokens` tokens, followed by the end of the last window."""
+    """Returns the first token of each window of `window_tokens` tokens, followed by the end of the last window.
+
+    This end may exceed `num_tokens`.
+    """
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
 def first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edges: np.ndarray) -> np.ndarray:
-    """Returns, for each edge, the first row in [first, end) that starts at or after the edge, or `end`.
+    """Returns, for each edge, the first row in [first, end) that starts at or after the edge; `end` if there is none.
 
     Both `edges` and `starts[first:end]` must be sorted.
     """
@@ -237,10 +242,10 @@ def first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edg
 
 
 class IndexedRows(SpanRows):
-    """Rows of an index whose column `starts` holds the first token of each row.
+    """The base of rows of an index whose column `starts` has the first token of each row.
 
-    By default, a row ends where the next row begins. A row includes each column in the objective's `reads` that the
-    split has.
+    By default, a row ends where the next row begins. If the objective reads the starts of words or sentences, rows
+    include them, provided that the split has them.
     """
 
     def __init__(self, index: Index, request: RowRequest, stream: Stream | None = None):
@@ -278,10 +283,10 @@ class IndexedRows(SpanRows):
     def _with_starts(
         self, row: Example, spans: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
     ) -> Example:
-        """Adds to a row of texts the columns that the objective needs.
+        """Adds the columns in `_reads` to a row of texts, and returns the row.
 
         Args:
-          spans: for each text, its span [start, stop) of tokens in the split.
+          spans: span [start, stop) of each text in the split.
           sizes: number of tokens of each text; the size of the last text is not used.
         """
         if self._reads:

@@ -56,7 +56,7 @@ class InputsTargetsRows(Rows):
         return [range(row, row + 1)]
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the inputs and targets of an example."""
+        """Returns the input tokens and the target tokens of an example."""
         start, stop = self._split.span(number)
         tokens, size = self._split.tokens(start, stop), int(self._split.sentences[2 * number + 1]) - start
         return tokens[:size], tokens[size:]
@@ -69,7 +69,7 @@ class InputsTargetsRows(Rows):
 
 
 def _lengths(split: cache.DocumentTable, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two arrays: the number of input tokens and of target tokens of each of the examples [first, last)."""
+    """Returns two arrays for the examples [first, last): their numbers of input tokens and of target tokens."""
     documents, targets = np.asarray(split.documents)[first : last + 1], np.asarray(split.sentences)
     targets = targets[2 * first + 1 : 2 * last : 2]
     return targets - documents[:-1], documents[1:] - targets

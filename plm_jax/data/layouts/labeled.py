@@ -88,7 +88,7 @@ def _labeled(objective: objectives.Objective) -> objectives.LabeledObjective:
 
 
 def _form(name: str, source: Any, objective: objectives.LabeledObjective) -> Any:
-    """Returns the setting `form` of a source; raises `UserError` if the objective reads another `form.kind`."""
+    """Returns the setting `form` of a source; raises `UserError` if it has none or the objective reads another kind."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
         actual = "is not a labeled source" if form is None else f"has form.kind {form.kind}"
@@ -100,7 +100,7 @@ def _form(name: str, source: Any, objective: objectives.LabeledObjective) -> Any
 
 
 def _check_form(objective: objectives.LabeledObjective, num_texts: int, num_labels: int) -> None:
-    """Rejects examples with more or fewer texts or labels than the objective reads."""
+    """Rejects a source whose number of texts or labels does not fit the objective."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
             f"config.objective.num_choices is {objective.num_choices}, but the source has form.number "
@@ -126,7 +126,7 @@ def _check_form(objective: objectives.LabeledObjective, num_texts: int, num_labe
 def _check_room(
     objective: objectives.LabeledObjective, special: objectives.Special, num_texts: int, length: int
 ) -> None:
-    """Rejects rows that are too short for their special tokens and some text."""
+    """Rejects rows that are too short for their special tokens and some text, or for several windows of a context."""
     num_texts = min(num_texts, 2)
     num_special = length - objective.row_format(special).room(length, num_texts)
     check_length(length, num_special + _LEAST_TOKENS, f"rows of {num_texts} texts with {num_special} special tokens")
@@ -150,12 +150,14 @@ def _check_same_labels(labels: Mapping[str, Sequence[str]]) -> None:
 
 
 class LabeledRows(Rows):
-    """Labeled examples and their windows; there is a single pass over the split.
+    """Rows of labeled examples; there is a single pass over the split.
+
+    A row is an example or, with `span_extraction`, a window of the context of an example.
 
     Attributes:
       objective: objective that makes the rows.
       length: length of a row in tokens.
-      sizes: number of tokens of each text [examples, texts]. Texts are in the order in which a row has them.
+      sizes: number of tokens of each text [examples, texts]. Texts are in the order in which the objective reads them.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class LabeledRows(Rows):
         return range(int(self._first[document]), int(self._first[document + 1]))
 
     def window(self, item: int) -> objectives.ContextWindow:
-        """Returns the part of the context that a row contains."""
+        """Returns the part of the context that a row contains; for `span_extraction` only."""
         assert isinstance(self.objective, objectives.SpanExtraction)
         document = self.document(item)
         number = item - int(self._first[document])
@@ -220,27 +222,30 @@ class LabeledRows(Rows):
         return bytes(self.values("context_bytes", document)).decode("utf-8")
 
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two arrays [tokens]: the first character and the end of each token of an example's context."""
+        """Returns the first character, and the end in characters, of each token of an example's context [tokens]."""
         size = int(self.sizes[document, 1])
         return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 
     def word_tokens(self, document: int) -> np.ndarray:
-        """Returns the index of the first token of each word of an example [words], or -1 for a word without tokens."""
+        """Returns, for each word of an example, the index of the first token that starts in the word [words].
+
+        The index is -1 for a word in which no token starts.
+        """
         begins, starts = self.values("word_begins", document), self.values("char_starts", document)
         edges = starts.searchsorted(np.append(begins, np.iinfo(np.int64).max))
         return np.where(edges[:-1] < edges[1:], edges[:-1], -1)
 
     def word_positions(self, document: int) -> np.ndarray:
-        """Returns the position in the example's row of the first token of each word [words].
+        """Returns the position of the first token of each word in the example's row [words].
 
-        The position is -1 for a word without tokens, or if the row is too short for the token.
+        The position is -1 for a word in which no token starts, or if the row is too short for the token.
         """
         tokens, row_format = self.word_tokens(document), self.objective.row_format(self._special)
         is_in_row = (tokens >= 0) & (tokens < row_format.room(self.length))
         return np.where(is_in_row, row_format.text_starts([0])[0] + tokens, -1)
 
     def answer(self, document: int) -> tuple[int, int] | None:
-        """Returns the indices in the context of the first and the last token of an example's first answer.
+        """Returns the first and the last token of an example's first answer, as indices in the context.
 
         Returns None if the example has no answer, or if no token overlaps the answer.
         """

@@ -1,4 +1,4 @@
-"""The role `Layout`: a section of the config that decides the tokens of each row."""
+"""The base class `Layout` of the config section `data.layout`, which decides the tokens of each row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ Form = Literal["text", "row", "stream", "labeled", "record"]
 
 @dataclass(frozen=True)
 class RowRequest:
-    """Split to open, and settings of the rows to make from the split.
+    """A split to open, and the settings of the rows to make from the split.
 
     Attributes:
       split: documents of the split.
-      name: `train` or `validation`.
-      identity: hash that identifies the contents of the cache.
-      folder: local folder that holds indexes of rows.
-      length: tokens of a row.
+      name: name of the split, such as `train`.
+      identity: hash that identifies the contents of the cache; empty if there is no cache.
+      folder: local folder to which indexes of rows are written.
+      length: number of tokens of a row.
       objective: the objective that reads the rows.
       seed: seed for the choices that are drawn when the split is opened.
-      characters: characters of each word [vocab_size, C], for layouts that read characters.
-      texts: names of the texts of a record, for a source of records.
+      characters: characters of each word [vocab_size, C], for layouts that read characters; otherwise None.
+      texts: names of the texts of a record; empty if the source has no records.
       token_types: dict from the names of sources and texts to token types; empty if the layout decides the token types.
       fixed_sizes: whether a row must have the same number of tokens each time it is read, so that the row can be
         packed.
@@ -61,7 +61,7 @@ class RowRequest:
         characters: np.ndarray | None = None,
         token_types: Mapping[str, int] | None = None,
     ) -> Self:
-        """Returns the request for a split of a cached source."""
+        """Returns the request for the split `name` of a cached source."""
         split, identity, folder = source.splits[name], source.identity, source.folder
         return cls(split, name, identity, folder, length, objective, seed, characters, source.texts, token_types or {})
 
@@ -74,17 +74,18 @@ class Layout(Role):
 
     Attributes:
       plural: plural noun for the rows in error messages.
-      num_texts: number of texts in a row that are framed by special ids, such as 2 for `[CLS] A [SEP] B [SEP]`; 0 if
-        the layout frames no texts.
+      num_texts: number of texts in a row with special ids around its texts, such as 2 for `[CLS] A [SEP] B [SEP]`; 0
+        for other rows and for translations.
       num_token_types: number of token types of rows with several texts.
       least_length: minimum length of a row in tokens.
-      attend_across_documents: whether a token attends to earlier documents in the same row; if not, rows have segment
+      attend_across_documents: whether a token attends to other documents in the same row; if not, rows have segment
         ids.
       begin: fields of `config.vocabulary` with the special ids that precede each document.
       continues_rows: whether row r of each batch continues row r of the previous batch, so that a model keeps its
         recurrent state.
       labels_pairs: whether rows are pairs with a `pair_label`.
-      has_positions: whether batches have `positions`. If the layout makes no `positions` for a row, they count from 0.
+      has_positions: whether the layout makes `positions` for some rows. The reader then adds positions that count from
+        0 to all other rows.
     """
 
     plural: ClassVar[str]
@@ -101,12 +102,20 @@ class Layout(Role):
         """Returns the rows of a split.
 
         Raises:
-          UserError: an index of its rows is damaged or cannot be written.
+          UserError: an index of the rows is damaged or cannot be written, or the split does not fit the layout.
         """
         raise NotImplementedError
 
     def order(self, rows: Rows, window_tokens: int, batch_size: int, seed: int, name: str) -> RowOrder:
-        """Returns the order in which training reads the rows of source `name`."""
+        """Returns the order in which training reads the rows of source `name`; by default, the random `Order`.
+
+        Args:
+          window_tokens: number of tokens of a window, within which rows are shuffled.
+          batch_size: number of rows of a batch, for layouts whose rows continue the previous batch.
+
+        Raises:
+          UserError: the layout does not support this batch size.
+        """
         return Order(rows, window_tokens, seed, name)
 
     def form(self, objective: objectives.Objective) -> Form:
@@ -117,16 +126,16 @@ class Layout(Role):
         return "row" if self.num_texts else "text"
 
     def reads_characters(self, objective: objectives.Objective) -> bool:
-        """Whether rows are made of the characters of words."""
+        """Whether rows are made of the characters of words. `RowRequest.characters` is then needed."""
         return False
 
     @property
     def is_full(self) -> bool:
-        """Whether only the last row of a split is padded; if not, a run reports the padding."""
+        """Whether rows have little or no padding. If not, a run reports the padding."""
         return not self.num_texts
 
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """Returns a row without text that has the keys, shapes and types of real rows.
+        """Returns a row of placeholder tokens, from which `noising.blank` makes an example.
 
         Args:
           num_characters: number of characters of a word, for layouts that read characters.
@@ -138,7 +147,7 @@ class Layout(Role):
         return formats.make_row(tokens, np.zeros(0, np.int64), len(tokens), not self.attend_across_documents)
 
     def target_length(self, objective: objectives.Objective, length: int) -> int:
-        """Returns the number of slots for targets in a row of `length`."""
+        """Returns the number of slots for targets in a row of `length` tokens."""
         return objective.target_length(length)
 
     def packing(self, objective: objectives.BoundObjective, length: int) -> objectives.PackedFormat | None:
@@ -146,9 +155,13 @@ class Layout(Role):
         return None
 
     def row_format(self, special: objectives.Special) -> objectives.RowFormat:
-        """Returns the special ids of a row.
+        """Returns the special tokens around the texts of a row.
 
-        Rows of pairs have `token_types`: 0 up to and including the first `[SEP]`, and 1 after it.
+        Rows of two texts also have `token_types`: 0 up to and including the first `[SEP]`, 1 for the second text and
+        its `[SEP]`, and 0 at padding.
+
+        Raises:
+          UserError: the vocabulary has neither cls and sep nor bos and eos.
         """
         return objectives.RowFormat.of(special, has_types=self.num_texts > 1)
 
@@ -159,11 +172,12 @@ class Layout(Role):
 
         Args:
           special: the special ids of the vocabulary.
-          length: tokens of a row.
-          sources: dict from the name of each source that is read to its settings.
+          length: number of tokens of a row.
+          sources: settings of the sources that are read, by name.
 
         Raises:
-          UserError: the objective does not read these rows, or a setting is missing.
+          UserError: the objective does not read these rows, a source does not fit the layout, `length` is too small, or
+            the vocabulary lacks special ids.
         """
         self._check_form(objective)
         for name, source in sources.items():
@@ -203,13 +217,16 @@ class Layout(Role):
 
 
 def check_length(length: int, least: int, plural: str) -> None:
-    """Rejects rows too short for a layout."""
+    """Raises a `UserError` if `length` is below `least`; `plural` is the noun for the rows in the message."""
     if length < least:
         raise UserError(f"config.data.length is {length}: {plural} need at least {least}")
 
 
 def check_special_ids(special: SpecialIds, num_texts: int, plural: str) -> None:
-    """Rejects rows whose special ids the vocabulary lacks."""
+    """Raises a `UserError` if the vocabulary lacks the special ids around texts.
+
+    They are cls and sep or, for a row of one text, also bos and eos. `plural` is the noun for the rows in the message.
+    """
     if None not in (special.cls, special.sep):
         return
     if num_texts > 1:
@@ -222,5 +239,5 @@ def check_special_ids(special: SpecialIds, num_texts: int, plural: str) -> None:
 
 
 def begins_with(layout: Layout, special: SpecialIds) -> list[int]:
-    """Returns the special ids before each document."""
+    """Returns the special ids that a layout puts before each document."""
     return [getattr(special, name) for name in layout.begin]

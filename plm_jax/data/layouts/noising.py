@@ -65,7 +65,7 @@ def blank(
     Args:
       layout: layout of the rows.
       length, objective, num_characters: arguments of `layout.blank`.
-      constants: arrays that all rows have (`Rows.constants`).
+      constants: `Rows.constants` of the rows.
     """
     row = {**constants, **layout.blank(length, objective, num_characters)}
     row |= {name: np.zeros(len(row["tokens"]) if name == "token_counts" else 1, np.int64) for name in objective.reads}

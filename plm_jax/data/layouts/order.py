@@ -1,4 +1,4 @@
-"""Order of rows: a seeded permutation, which is a pure function of the position."""
+"""Orders in which training reads rows. The row at a position is a pure function of the position."""
 
 import abc
 import bisect
@@ -14,11 +14,11 @@ from plm_jax.data.layouts.rows import Rows
 
 
 class RowOrder(abc.ABC):
-    """An order in which training reads rows: a pure function of the position.
+    """An order in which training reads rows. Positions are counted from 0 across epochs.
 
     Attributes:
       rows: rows that are read in this order.
-      num_items: number of positions before rows repeat; 0 if the text is too short.
+      num_items: number of positions after which rows repeat; 0 if the text is too short.
     """
 
     rows: Rows
@@ -26,7 +26,7 @@ class RowOrder(abc.ABC):
 
     @abc.abstractmethod
     def item(self, k: int) -> int:
-        """Returns the index of the row at position k; positions are counted across epochs."""
+        """Returns the index of the row at position k."""
 
     @abc.abstractmethod
     def positions(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
@@ -47,14 +47,14 @@ class RowOrder(abc.ABC):
         return k // self.num_items
 
     def shortage(self) -> str:
-        """Describes, for an error message, why a source has too little text for this order, and how to fix it."""
+        """Returns the error message, without the name of the source, for too little text for this order."""
         return self.rows.shortage()
 
 
 class Order(RowOrder):
-    """Random order of rows, in which each epoch reads one pass; after the last pass, the first pass is read again.
+    """Random order of rows, in which each epoch reads one pass. After the last pass, the first pass is read again.
 
-    Every epoch permutes the windows of `window_tokens` tokens and the rows within each window.
+    Each epoch permutes the windows of `window_tokens` tokens, and the rows within each window, in a different way.
     """
 
     def __init__(self, rows: Rows, window_tokens: int, seed: int, name: str):
@@ -120,8 +120,8 @@ class Order(RowOrder):
     def resume(self, k: int, before: Self) -> int:
         """Returns the position of this order that corresponds to position k of the order `before`.
 
-        The two positions are in the same epoch, and the same number of tokens of this epoch precedes them. The result
-        is rounded up to a whole row.
+        In the same epoch, the same number of tokens precedes the two positions. The result is rounded up to a whole row
+        and is at most the end of the epoch.
         """
         epoch, offset = before._locate(k)
         cycle, number = divmod(epoch, len(self._passes))

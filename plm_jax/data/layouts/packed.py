@@ -1,7 +1,7 @@
 """Packed rows: several rows of another layout, the inner rows, in one row.
 
-Inner rows are joined in the order of the text by next fit: a row ends before the first inner row that does not fit. The
-index of a split (`index.py`) has one column, in which the rows of a pass follow the rows of the previous pass:
+Inner rows are joined in the order of the text by next fit: a packed row ends before the first inner row that does not
+fit. The index of a split (`index.py`) has one column, in which the rows of a pass follow the rows of the previous pass:
 
     starts   first inner row of each packed row; a packed row ends where the next packed row begins
 """
@@ -32,10 +32,11 @@ BLOCK_ROWS = 2**18
 
 @dataclass(frozen=True)
 class Packed(Layout):
-    """Rows that pack as many rows of another layout (the inner rows) as fit, without padding between them.
+    """Rows that each consist of as many rows of another layout as fit, without padding between them.
 
-    A token attends only to its own inner row, and positions restart there. The objective acts on each inner row as if
-    this inner row were alone in a row of `config.data.length` tokens. No inner row is cut.
+    The rows of the other layout are called inner rows. A token attends only to its own inner row, and positions restart
+    with each inner row. The objective acts on each inner row as if this inner row were alone in a row of
+    `config.data.length` tokens. No inner row is cut.
 
     Attributes:
       inner: layout of the inner rows. It must put special tokens around texts, like `documents` and `sentence_pairs`.
@@ -78,8 +79,8 @@ class Packed(Layout):
     def target_length(self, objective: objectives.Objective, length: int) -> int:
         """Returns the number of target slots of a packed row.
 
-        No target is dropped if each inner row has at least `inner.least_length` tokens and the objective's
-        `max_targets` does not return 0.
+        The slots suffice for any inner rows of at least `inner.least_length` tokens that have at most `length` tokens
+        together. If the objective's `max_targets` returns 0, there are as many slots as in a row that is not packed.
         """
         sizes = range(min(self.inner.least_length, length), length + 1)
         largest = max(length * objective.max_targets(size) // size for size in sizes)
@@ -140,7 +141,7 @@ def _walk(
 
 
 def pack(sizes: np.ndarray, packing: objectives.PackedFormat, max_targets: np.ndarray) -> np.ndarray:
-    """Packs inner rows by next fit.
+    """Packs inner rows by next fit, within the maximum numbers of tokens, targets and inner rows in `packing`.
 
     Args:
       sizes: maximum number of tokens of each inner row.

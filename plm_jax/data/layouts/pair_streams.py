@@ -9,10 +9,10 @@ text of a row to its memory. The reused text of the next row begins with A, so t
 memory.
 
 A begins after the reused text and ends at the end of a random sentence. B follows A, or with probability 0.5 is random
-text that begins with a sentence. B is also random if no sentence of A ends before the row is full. A and B are
-truncated at the end, the longer one first, until both fit into the row. A separator between documents counts as a
-sentence. The original code also stores whether B follows A, but never reads this label, so rows here have no label.
-Tokens at the end of the text that do not fill a row are not read.
+text that begins with a sentence. B is also random if no sentence of A ends before the row is full. If A and B do not
+fit into the row, the longer one (B if they are equally long) loses its last token, again and again until they fit. A
+separator between documents counts as a sentence. The original code also stores whether B follows A, but never reads
+this label, so rows here have no label. Tokens at the end of the text that do not fill a row are not read.
 
 The original code cuts the text into one stream per row of a batch, and draws a random B from the stream of its row.
 Here, a row of a batch that reaches the end of its stream continues with the next stream. A random B comes from the same
@@ -43,7 +43,7 @@ _NEAR = 256
 
 @dataclass(frozen=True)
 class PairStreams(Layout):
-    """Rows for XLNet: the first half continues the text of the previous batch, the second half is a pair of segments.
+    """Rows for XLNet: the first half continues the previous batch, and the second half is a pair of segments.
 
     The order of the rows depends on the batch size, so training begins with a new memory after each change of the batch
     size. Token types are 0 for the reused text, A and the separator after A; 1 for B and the separator after B; and 2
@@ -102,7 +102,7 @@ class PairStreams(Layout):
 
 
 def split_length(length: int) -> tuple[int, int]:
-    """Returns a pair: the number of tokens of the reused text, and the number of tokens of A and B together."""
+    """Returns two numbers of tokens of a row of `length`: of the reused text, and of A and B together."""
     reuse = length // 2
     return reuse, length - reuse - NUM_SPECIAL
 
@@ -115,6 +115,9 @@ def make_row(
     Returns:
       A dict of arrays, int32 [length]: `tokens`, `mask` and `token_types`, and also `positions` if `has_positions`.
       Positions count down if `is_backward`.
+
+    Raises:
+      UserError: the vocabulary lacks sep or cls.
     """
     reused, first, second = texts
     sep, cls = ([special.required(name)] for name in ("sep", "cls"))
@@ -185,7 +188,7 @@ class PairStreamRows(StridedRows):
         return rows
 
     def _draw(self, item: int, rng: np.random.Generator) -> tuple["_DirectedText", list[tuple[int, int]]]:
-        """Returns the text of a row and the spans [start, stop) of its reused half, A and B."""
+        """Returns the text that a row reads, and the spans [start, stop) of the reused half, A and B in this text."""
         number, item = divmod(item, self.num_rows)
         text, start = self._texts[number], item * self.stride
         middle = start + self._reuse
@@ -219,14 +222,14 @@ class _DirectedText:
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """Returns the sorted positions, counted from `start`, of the first tokens of words in [start, stop).
 
-        The first token of a word is its first one in the original text. If the text is read backward, this token is the
-        last one of the word that is read.
+        The first token of a word is the first one in the original text. If the text is read backward, it is the token
+        of the word that is read last.
         """
         starts = self._stream.starts("word_starts", *self.in_stream(start, stop))
         return (stop - start - 1 - starts)[::-1] if self.is_backward else starts
 
     def edges(self, start: int, stop: int) -> np.ndarray:
-        """Returns the sorted positions in [start, stop) at which a sentence begins or the text ends."""
+        """Returns the sorted positions in [start, stop), the edges, at which a sentence begins or the text ends."""
         if self.is_backward:
             return (self.num_tokens - self._edges(self.num_tokens - stop + 1, self.num_tokens - start + 1))[::-1]
         return self._edges(start, stop)
@@ -259,7 +262,7 @@ class _DirectedText:
 def draw_pair(
     text: _DirectedText, start: int, room: int, stretch: tuple[int, int], rng: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """Draws the two segments of a row, which have `room` tokens together.
+    """Draws the segments A and B of a row, which have `room` tokens together.
 
     Args:
       start: first token of A; more than `room` tokens of the text follow it.

@@ -79,7 +79,7 @@ class RecordRows(Rows):
         return [self._documents[:-1].searchsorted(index.window_edges(self.pass_tokens, window_tokens))]
 
     def spans(self, item: int) -> list[tuple[int, int]]:
-        """Returns the tokens [start, stop) of each text of a record."""
+        """Returns the span [start, stop) of tokens of each text of a record, in the order of the source's `texts`."""
         first = item * len(self._texts)
         starts = self._starts[first : first + len(self._texts)].tolist()
         return list(zip(starts, [*starts[1:], self._split.span(item)[1]], strict=True))

@@ -18,16 +18,17 @@ from plm_jax.data.layouts.stream import Stream
 class Rows(abc.ABC):
     """Rows of a split, returned by `Layout.open`; can be read from several threads.
 
-    Rows are numbered in the order of the text. A pass reads the whole split once. If there are several passes, for
-    example with different sentence pairs, row numbers continue from one pass to the next.
+    A pass reads the split once, and its rows are numbered in the order in which it reads the text. If there are several
+    passes, for example with different sentence pairs, row numbers continue from one pass to the next.
 
     Attributes:
-      num_rows: number of rows of the first pass, which covers the whole split in order.
-      pass_tokens: number of tokens that a pass covers; where rows overlap, tokens count once.
-      examples_per_row: mean number of examples per row: above 1 if examples with inputs and targets are packed, below
-        1 if a labeled example has several windows.
+      num_rows: number of rows of the first pass.
+      pass_tokens: approximate number of tokens that a pass reads; tokens in which rows overlap count once.
+      examples_per_row: mean number of examples per row. It may be above 1 if examples with inputs and targets are
+        packed, and below 1 if a labeled example has several windows.
       is_finished: whether a model reads these rows unchanged, without an objective.
-      constants: arrays that the reader adds to every row for which `example` returns no array of the same name.
+      constants: arrays that an objective reads in every row. If `example` returns an array of the same name, the
+        objective reads that array instead.
       packing: shapes of packed rows; None if rows are not packed.
     """
 
@@ -40,31 +41,42 @@ class Rows(abc.ABC):
 
     @property
     def passes(self) -> list[int]:
-        """First row of each pass, followed by the number of rows of all passes."""
+        """Index of the first row of each pass, followed by the total number of rows."""
         return [0, self.num_rows]
 
     @abc.abstractmethod
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """Returns, for each pass, the first row of each window and the end of the last window [windows + 1].
+        """Returns, for each pass, an array [windows + 1]: the first row of each window, and the end of the last window.
 
-        A row belongs to the window of `window_tokens` tokens in which the row starts, so the tokens of a window do not
-        depend on the length of rows.
+        A window is a stretch of `window_tokens` tokens. A row belongs to the window in which the row starts. Rows that
+        must be read in the order of the text form a single window.
         """
 
     @abc.abstractmethod
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """Returns row `item` in the form that an objective reads; `rng` draws everything random in the row."""
+        """Returns row `item` as an objective reads it or, if `is_finished`, as a model reads it.
+
+        Args:
+          rng: generator of the random choices in the row.
+
+        Raises:
+          NotImplementedError: the row is packed. `inner_rows` returns its parts.
+        """
 
     def inner_rows(self, item: int, rng: np.random.Generator) -> Sequence[tuple["Rows", int, np.random.Generator]]:
         """Returns the inner rows of row `item`; by default, the row itself is the only one.
 
         Returns:
-          For each inner row, a triple: the `Rows` that contain it, its index in these `Rows`, and a generator for it.
+          For each inner row, a triple: the `Rows` that contain it, its index in these `Rows`, and its random generator.
         """
         return [(self, item, rng)]
 
     def max_sizes(self, first: int, stop: int) -> np.ndarray:
-        """Returns, for each of the rows [first, stop), an upper bound of its number of tokens without padding."""
+        """Returns, for each of the rows [first, stop), an upper bound of its number of tokens without padding.
+
+        Raises:
+          UserError: rows of this class cannot be packed.
+        """
         raise UserError(f"{type(self).__name__} cannot be packed: implement `max_sizes`, or leave out packed rows")
 
     def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
@@ -75,11 +87,17 @@ class Rows(abc.ABC):
         return ()
 
     def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
-        """Returns, for each pass, the rows that may have text of a document; check each row with `documents`."""
+        """Returns arrays or ranges of the rows that may have text of a document. Each is within one pass.
+
+        `documents` tells whether a row really has text of the document.
+
+        Raises:
+          UserError: rows of this class do not support this search.
+        """
         raise UserError(f"{type(self).__name__} cannot find the rows of a document: implement `rows_with`")
 
     def shortage(self) -> str:
-        """Describes, for an error message, why a split has too little text for a row, and how to fix it."""
+        """Returns the error message, without the name of the source, for too little text for a row."""
         return "has too little training text for a row: lower config.data.length or add more text"
 
     def notes(self, name: str) -> list[str]:
@@ -88,7 +106,7 @@ class Rows(abc.ABC):
 
 
 class SpanRows(Rows):
-    """Rows that each consist of consecutive tokens of `text`.
+    """The base of rows that each consist of consecutive tokens of `text`, apart from special tokens.
 
     Attributes:
       text: the split, or a stream of its tokens with special ids around documents.
@@ -98,11 +116,11 @@ class SpanRows(Rows):
 
     @abc.abstractmethod
     def span(self, item: int) -> tuple[int, int]:
-        """Returns the span [start, stop) of tokens that row `item` consists of."""
+        """Returns the span [start, stop) of `text` that row `item` consists of."""
 
     @abc.abstractmethod
     def rows_within(self, start: int, stop: int) -> list[range]:
-        """Returns, for each pass, the rows that contain at least one of the tokens [start, stop)."""
+        """Returns, for each pass, a range that includes every row with at least one of the tokens [start, stop)."""
 
     @override
     def documents(self, item: int, rng: np.random.Generator) -> range:
@@ -114,7 +132,7 @@ class SpanRows(Rows):
 
 
 class StridedRows(SpanRows):
-    """Rows of a stream: a row of `length` tokens begins every `stride` tokens, and the last row may be shorter.
+    """Rows of a stream: a row of `length` tokens begins every `stride` tokens. The last row may be shorter.
 
     Attributes:
       num_whole: number of rows without padding.

@@ -7,7 +7,7 @@ a row until it has its target number of tokens, so the start of a row depends on
     starts   first token of each row; a row ends where the next row begins
     targets  target number of tokens of each row
 
-The sentences of the first segment are drawn each time that a row is read.
+The division of a row into segments is drawn each time that the row is read.
 """
 
 from collections.abc import Iterator
@@ -33,13 +33,14 @@ SHORTEST = 5
 class Segments(Layout):
     """Sentences of one document in two segments, `[CLS] first [SEP] second [SEP]`, without a label (ELECTRA).
 
-    Sentences are added to a row until the row is full or the document ends; tokens beyond the length of the row are cut
-    off. The sentences of about the first half of the row are the first segment, and the remaining sentences are the
-    second segment. In a tenth of the rows, every sentence is in the first segment. Segments are drawn again in each
-    epoch; the starts of rows are fixed.
+    Sentences are added to a row until it has its target number of tokens or the document ends. Tokens beyond the length
+    of the row are cut off. The sentences of about the first half of the row are the first segment, and the remaining
+    sentences are the second segment. In about a tenth of the rows, every sentence is in the first segment. Segments are
+    drawn again in each epoch; the starts of rows are fixed.
 
     Attributes:
-      short_probability: share of rows whose target length is drawn uniformly from 5 to the length of a row.
+      short_probability: share of rows whose target number of tokens is drawn uniformly from 5 to the length of a row;
+        it is the length in other rows.
     """
 
     kind: ClassVar[str] = "segments"
@@ -80,7 +81,7 @@ def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> t
 
 
 def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bool]:
-    """Draws for each sentence of a row whether it belongs to the first segment.
+    """Draws, for each sentence of a row, whether the sentence belongs to the first segment.
 
     Args:
       sizes: number of tokens of each sentence.
@@ -97,7 +98,7 @@ def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bo
 
 
 class SegmentRows(index.IndexedRows):
-    """Rows `[CLS] first [SEP] second [SEP]` of `length` tokens; there is a single pass over the split."""
+    """Rows `[CLS] first [SEP] second [SEP]`, or `[CLS] first [SEP]`, of `length` tokens, in a single pass."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: Segments):
         super().__init__(rows, request)

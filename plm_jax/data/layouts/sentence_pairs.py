@@ -1,11 +1,11 @@
 """Pairs for next-sentence prediction (BERT) and for sentence-order prediction (ALBERT).
 
 The rules are those of `create_pretraining_data.py` in google-research/bert (Devlin et al. 2019, arXiv:1810.04805) and
-in google-research/albert (Lan et al. 2020, arXiv:1909.11942). Where BERT draws a random second part, ALBERT swaps the
-two parts, except if a pair has only one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
-arXiv:1907.11692) follow BERT's rules, applied to two sentences at a time. The start of an example depends on the
-previous example of the document, because the sentences that a random second part replaces are used again. The index of
-a split (`index.py`) has these columns, for each pass:
+in google-research/albert (Lan et al. 2020, arXiv:1909.11942). BERT draws a random second part for half of the pairs;
+ALBERT instead swaps the two parts of half of the pairs. In both, a pair with only one sentence has a random second
+part. RoBERTa's pairs of two single sentences (Liu et al. 2019, arXiv:1907.11692) follow BERT's rules, applied to two
+sentences at a time. The start of an example depends on the previous example of the document, because the sentences that
+a random second part replaces are used again. The index of a split (`index.py`) has these columns, for each pass:
 
     starts     first token of the first part
     lengths_a  number of tokens of the first part, before truncation
@@ -14,8 +14,8 @@ a split (`index.py`) has these columns, for each pass:
     starts_b   first token of the second part; only for rows of fixed size. For a random second part, `lengths_b` is
                then -1 times its exact number of tokens.
 
-Random second parts, swaps and truncation are drawn each time that an example is read. For rows of fixed size, the
-index stores the random second parts.
+Swaps and truncation are drawn each time that an example is read. Random second parts are drawn at that time, too,
+except for rows of fixed size.
 """
 
 import functools
@@ -49,9 +49,9 @@ class SentencePairs(Layout):
     """Two spans of text per row; `pair_label` is 0 if the second span follows the first span in the text, else 1.
 
     Attributes:
-      task: meaning of label 1, which about half of the pairs have. `next_sentence`: the second span is from another
-        document (BERT). `sentence_order`: the two spans are swapped (ALBERT). For either task, the second span is from
-        another document if the first sentence of a pair is the last sentence of its document or fills the row alone.
+      task: meaning of label 1, which about half of the pairs have. `next_sentence`: the second span is random text from
+        another document (BERT). `sentence_order`: the two spans are swapped (ALBERT). For either task, the second span
+        is random if the first sentence of a pair is the last sentence of its document or fills the row alone.
       parts: `segments`: each part is one or more sentences, and the two parts fill the row (BERT, and RoBERTa's
         SEGMENT-PAIR). `sentences`: each part is a single sentence (RoBERTa's SENTENCE-PAIR). Single sentences leave
         much of a row empty; a run reports the padding.
@@ -148,7 +148,7 @@ def walk(
 
 
 def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
-    """Returns both lengths after reducing the longer one (B if they are equal) by 1 until they fit into `room`."""
+    """Returns both lengths after repeatedly reducing the longer one (B if equal) by 1 until they fit into `room`."""
     kept_a = min(num_a, max(room - room // 2, room - num_b))
     return kept_a, min(num_b, room - kept_a)
 
@@ -195,7 +195,7 @@ class PairRows(index.IndexedRows):
 
     @override
     def rows_with(self, document: int) -> Iterator[np.ndarray]:
-        """Yields the rows of the document, and the rows whose random second part may come from the document."""
+        """Yields arrays of the rows of the document, and of rows whose random second part may come from it."""
         documents = self._split.documents
         begin, end = documents[document : document + 2].tolist()
         for first, last in itertools.pairwise(self._passes):
@@ -210,9 +210,9 @@ class PairRows(index.IndexedRows):
 
     @functools.cached_property
     def _lonely(self) -> list[int]:
-        """Returns the stretches in which a single document begins.
+        """Indices of the stretches of STRETCH_TOKENS tokens in which a single document begins.
 
-        The random second parts of the pairs of this document come from the whole split.
+        The random second parts of the pairs of such a document come from the whole split.
         """
         edges = np.arange(-(-self._split.num_tokens // STRETCH_TOKENS) + 1) * STRETCH_TOKENS
         firsts = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents)
@@ -226,11 +226,7 @@ class PairRows(index.IndexedRows):
 
 
 class _Partners:
-    """Random second parts of pairs.
-
-    A random second part comes from a document that begins in the same stretch of STRETCH_TOKENS tokens as the document
-    of the first part.
-    """
+    """Random second parts of the pairs of a split."""
 
     def __init__(self, split: cache.DocumentTable):
         self._split = split
@@ -239,9 +235,9 @@ class _Partners:
     def draw(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws consecutive sentences of another document: at least `least` tokens, unless the document ends first.
 
-        The other document begins in the same stretch as the document that contains the token `start`. If no other
-        document begins in this stretch, it is drawn from the whole split. If PARTNER_TRIES draws all yield the document
-        that contains `start`, the sentences come from this document.
+        The other document begins in the same stretch of STRETCH_TOKENS tokens as the document that contains the token
+        `start`. If no other document begins in this stretch, it is drawn from the whole split. If PARTNER_TRIES draws
+        all yield the document that contains `start`, the sentences come from this document.
 
         Returns:
           A pair: the first token and the number of tokens of these sentences.
@@ -286,7 +282,7 @@ def _draw_partners(
     """Draws random second parts for one pair, or for an array of pairs.
 
     Args:
-      documents: first token of each document, and the end.
+      documents: first token of each document, followed by the end of the last document.
       sentences: first token of each sentence.
       excluded: index of the document of the first part.
       choices: first document and end of the range of documents to draw from.

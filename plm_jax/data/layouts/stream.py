@@ -1,4 +1,4 @@
-"""Stream of the tokens of a split: the documents one after another, with special ids around each document."""
+"""Stream of the tokens of a split: the documents one after another, with optional special ids around each document."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _FEW = 8
 
 
 class Stream:
-    """The tokens of a split with `begin` before each document and `eos` after it.
+    """The tokens of a split, with the ids `begin` before each document and, unless it is None, `eos` after it.
 
     Attributes:
       num_tokens: number of tokens of the stream.
@@ -28,12 +28,12 @@ class Stream:
         self._search = split.search(self._extra)
 
     def _starts(self, documents: slice) -> np.ndarray:
-        """Returns the starts of documents in the stream; index `num_documents` stands for the end of the stream."""
+        """Returns the starts of documents in the stream. Document `num_documents` starts at the end of the stream."""
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
     def _starts_until(self, document: int, stop: int) -> np.ndarray:
-        """Returns the starts of `document` and later documents, at least up to the first start at or after `stop`."""
+        """Returns the starts of `document` and later documents, at least up to the first one at or after `stop`."""
         count = _FEW
         while len(starts := self._starts(slice(document, document + count))) == count and starts[-1] < stop:
             count *= _FEW
@@ -44,7 +44,7 @@ class Stream:
         return min(self._search.count(token), self._split.num_documents) - 1
 
     def _text(self, document: int, start: int, token: int) -> int:
-        """Counts the text tokens, without special ids, that precede a token of the stream.
+        """Counts the tokens other than special ids that precede a token of the stream.
 
         Args:
           document: document that contains the token.
@@ -114,12 +114,15 @@ class Stream:
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:
-        """Returns the starts of the documents that overlap tokens [start, stop), and the end of the last document."""
+        """Returns the starts of the documents that overlap tokens [start, stop), and the end of the last of them."""
         first = self._first_document(start)
         begins = self._starts_until(first, stop)
         return begins[: begins.searchsorted(stop) + 1]
 
     def example(self, start: int, length: int, separate: bool) -> dict[str, np.ndarray]:
-        """Returns the row of `length` tokens that begins at token `start`, in the form of `formats.make_row`."""
+        """Returns the row of `length` tokens that begins at token `start`, as `formats.make_row` makes it.
+
+        The row is padded if fewer than `length` tokens remain.
+        """
         tokens, begins = self.read(start, start + min(length, self.num_tokens - start))
         return formats.make_row(tokens, begins, length, separate, self._pad)

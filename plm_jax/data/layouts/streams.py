@@ -86,6 +86,8 @@ class StreamRows(StridedRows):
 
         Args:
           stream: stream with an `eos` after each document.
+          length: number of words of a row.
+          bos: id that is read before the first word of each document.
           characters: [vocab_size, C], characters of each word.
         """
         super().__init__(stream, length, length)
@@ -133,11 +135,11 @@ class StreamRows(StridedRows):
 
 
 class StreamOrder(RowOrder):
-    """Order of rows of streams: row r of every batch reads its own share of the text in order.
+    """Order of rows of streams: row r of each batch continues row r of the previous batch.
 
-    After the end of its share, a row continues with the next share; after the end of the text, it continues with the
-    beginning of the text. If there are several passes, the rows of a batch are divided evenly among the passes: the
-    first rows read the first pass, and so on.
+    The text is cut into shares, one per row of a batch. After the end of its share, a row of the batch continues with
+    the next share; after the end of the text, it continues with the beginning of the text. If there are several passes,
+    the rows of a batch are divided evenly among the passes: the first rows read the first pass, and so on.
     """
 
     rows: StridedRows
@@ -183,7 +185,8 @@ class StreamOrder(RowOrder):
     def resume(self, k: int, before: Self) -> int:
         """Returns the position of this order that corresponds to position k of the order `before`.
 
-        The same number of tokens precedes the two positions. The result is rounded up to the start of a batch.
+        Each row takes up `stride` tokens. The result is the first start of a batch that at least as many tokens precede
+        as position k of `before`.
         """
         num_tokens = k * before.rows.stride
         return -(-num_tokens // (self._batch_size * self.rows.stride)) * self._batch_size

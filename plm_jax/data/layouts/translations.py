@@ -56,7 +56,7 @@ class Translations(Layout):
 
     @override
     def row_format(self, special: objectives.Special) -> objectives.RowFormat:
-        """Returns the special ids of a row of two texts, without token types."""
+        """Returns the special tokens of a row of two texts, without token types."""
         row_format = objectives.RowFormat.of(special)
         return replace(row_format, between=row_format.after + row_format.before)
 
@@ -93,9 +93,9 @@ class Translations(Layout):
 
 
 def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int, types: tuple[int, ...]) -> Example:
-    """Returns a row of two texts, which must fit, with positions that start at 0 in each text.
+    """Returns a row of two texts, which must fit, with positions that start at 0 in each half.
 
-    If `types` is empty, the row has no token types.
+    `types` are the token types of the two halves. If `types` is empty, the row has no token types.
     """
     row = row_format.row(texts, length)
     positions = np.arange(length, dtype=np.int32)

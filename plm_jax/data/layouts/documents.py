@@ -73,7 +73,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
-    """Yields the documents of a split in blocks of at most BLOCK_TOKENS tokens; a longer document is its own block.
+    """Yields the documents of a split in blocks of about BLOCK_TOKENS tokens.
 
     Yields:
       The first token of each document of the block, followed by the end of the last document.

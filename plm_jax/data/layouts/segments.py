@@ -39,8 +39,8 @@ class Segments(Layout):
     drawn again in each epoch; the starts of rows are fixed.
 
     Attributes:
-      short_probability: share of rows whose target number of tokens is drawn uniformly from 5 to the length of a row;
-        it is the length in other rows.
+      short_probability: share of rows whose target number of tokens is drawn uniformly from 5 to the length of a row.
+        For other rows, the target is the length of a row.
     """
 
     kind: ClassVar[str] = "segments"

@@ -137,9 +137,10 @@ class StreamRows(StridedRows):
 class StreamOrder(RowOrder):
     """Order of rows of streams: row r of each batch continues row r of the previous batch.
 
-    The text is cut into shares, one per row of a batch. After the end of its share, a row of the batch continues with
-    the next share; after the end of the text, it continues with the beginning of the text. If there are several passes,
-    the rows of a batch are divided evenly among the passes: the first rows read the first pass, and so on.
+    The text is cut into shares, one for each row of a batch. After the end of its share, a row of the batch continues
+    with the next share; after the end of the text, it continues with the beginning of the text. If there are several
+    passes, the rows of a batch are divided evenly among them: the first rows read the first pass, and so on. Each pass
+    then has as many shares as rows of the batch read it.
     """
 
     rows: StridedRows

@@ -1,6 +1,6 @@
 """Rows of Parquet files, and of Arrow files in the stream format or the file format.
 
-At most one record batch of an Arrow file, or a few megabytes of a Parquet file, is in memory. PyArrow is imported when
+An Arrow file is read one record batch at a time, and a Parquet file in batches of about 8 MB. PyArrow is imported when
 the first file is read, because the training process and sources of text do not need it.
 """
 
@@ -40,18 +40,22 @@ def read_rows(
     advance: Callable[[int], Any],
     other_types: OtherTypes = "reject",
 ) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Yields a pair per row of a file: the row's number, counted from 1, and a dict from column to value, or an error.
+    """Yields a pair per row of a file: the number of the row, counted from 1, and its content.
+
+    The content is a dict from column to value or, for a bad row, its error.
 
     Args:
       file_format: one of `FORMATS`.
-      check_columns: function that receives the columns of the file and returns the columns to read.
-      advance: called with the number of bytes that were read since the last call.
+      check_columns: function that receives the names of the columns of the file and returns the columns to read.
+      max_characters: maximum number of characters of a row; longer rows are bad rows.
+      max_depth: maximum depth of nested lists and structs; a column with a deeper type has no counterpart in JSON.
+      advance: called with the approximate number of bytes that were read since the last call.
       other_types: how to read columns whose types have no counterpart in JSON. `reject`: raise an error; `text`: read
         dates and times as text and reject other types; `keep`: yield Arrow arrays of length 1 as values.
 
     Raises:
-      UserError: PyArrow is not installed, the file cannot be read or is damaged, or a column has a type that cannot be
-        read.
+      UserError: PyArrow is not installed, the file cannot be read, is empty or is damaged, or a column has a type that
+        cannot be read.
     """
     batches = _parquet_batches if file_format == "parquet" else _arrow_batches
     number = reported = 0
@@ -166,7 +170,7 @@ def _is_time(kind: Any) -> bool:
 
 
 def _is_readable(kind: Any, max_depth: int) -> bool:
-    """Whether the values of an Arrow type have a counterpart in JSON."""
+    """Whether the values of an Arrow type have a counterpart in JSON that is nested at most `max_depth` levels deep."""
     from pyarrow import types
 
     tests = (
@@ -188,7 +192,7 @@ def _is_readable(kind: Any, max_depth: int) -> bool:
 def _contents(
     path: str, before: int, batch: Any, max_characters: int, readable: Sequence[bool]
 ) -> Iterator[dict[str, Any] | BadRow]:
-    """Yields a dict from column to value for each row of a batch, or the error of the row.
+    """Yields, for each row of a batch, a dict from column to value or, for a bad row, its error.
 
     Args:
       before: number of rows before the batch.

@@ -38,7 +38,7 @@ class PublishedMixture:
     """The corpora that a published model was trained on.
 
     Attributes:
-      rates: rate of each corpus, proportional to the tokens that are drawn from it.
+      rates: relative rate at which rows are drawn from each corpus.
       reference: the paper and the section or table with the rates.
     """
 
@@ -116,7 +116,9 @@ MIXTURES = {
 
 
 def sources(*names: str) -> dict[str, Source]:
-    """Returns the sources of corpora; `c4_multilingual:sw` is the Swahili part of mC4.
+    """Returns the source of each named corpus.
+
+    `c4_multilingual:sw` is the Swahili part of mC4. In the keys of the result, `_` replaces the colon.
 
     Raises:
       UserError: a corpus is unknown.
@@ -134,7 +136,7 @@ def _source(name: str) -> Source:
 
 
 def mixture(name: str) -> dict[str, Any]:
-    """Returns the fields `sources` and `mixture` of `config.DataConfig` for one of MIXTURES.
+    """Returns the fields `sources` and `mixture` of `config.DataConfig` for the mixture `name` in MIXTURES.
 
     Raises:
       UserError: the mixture is unknown.

@@ -52,7 +52,7 @@ class Record(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the record has no tokens, its first text is blank, and its other texts are empty."""
+        """Whether `tokens` is None, the first text is blank, and all other texts are empty strings."""
         return self.tokens is None and not self.text.strip() and not any(self.other_texts or ())
 
 
@@ -71,7 +71,7 @@ class Skipped:
     first: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Skipped") -> None:
-        """Adds the counts of `other`, whose rows come later."""
+        """Adds the counts and messages of `other`, whose rows come later; keeps at most 1000 messages."""
         self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
         self.first += other.first[: _NUM_RECORDED - len(self.first)]
 
@@ -137,7 +137,8 @@ class Corpus(abc.ABC):
     """An opened source: its documents by split and shard, and a fingerprint of its contents.
 
     Attributes:
-      splits: `train`, and `validation` if the source has its own.
+      splits: names of the splits. `prepare` reads `train` and `validation`; if there is no `validation`, it holds out
+        some of the training records.
       columns: further columns of records, in `Record.values`. A record has one number for a column of kind `document`,
         and a sequence of numbers of any length for a column of kind `value`.
       keeps_offsets: whether the cache stores the characters that each token spans.
@@ -154,7 +155,7 @@ class Corpus(abc.ABC):
         """Returns the shards of a split, which can be read in parallel.
 
         Args:
-          most: largest number of shards, for a source that can be divided anywhere.
+          most: maximum number of shards; ignored by sources whose number of shards is fixed.
         """
 
     @abc.abstractmethod
@@ -173,7 +174,10 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> list[str]:
-        """Returns strings, to be hashed, that change whenever the contents of the source change."""
+        """Returns strings, to be hashed, by which `prepare` detects that the contents of the source have changed.
+
+        If there are no strings, changes are not detected.
+        """
 
     def progress(self) -> dict[str, Any]:
         """Returns tqdm's arguments for a progress bar. The default bar counts documents and has no total."""

@@ -52,7 +52,7 @@ class FileSource(PathSource):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns that records have besides their text."""
+        """Columns that records have in addition to their texts."""
         return ()
 
     @property
@@ -65,7 +65,7 @@ class FileSource(PathSource):
         return FileCorpus(self)
 
     def records(self, path: str, advance: Callable[[int], Any]) -> Iterator[tuple[int, ReadRecord]]:
-        """Yields the rows of a file, without blank lines.
+        """Yields the rows of a file, except blank lines.
 
         Args:
           advance: called with the number of bytes that were read since the last call, before decompression.
@@ -85,10 +85,14 @@ class FileSource(PathSource):
         return storage.listing(self.path)
 
     def check_formats(self, files: Iterable[str]) -> None:
-        """Rejects files in formats that the source cannot read, with a `UserError`."""
+        """Raises a `UserError` if a file has a format that the source cannot read; by default, accepts every file."""
 
     def digest(self, path: str) -> str:
-        """Returns the SHA-256 of a file of the source, together with anything else that decides the file's records."""
+        """Returns a string that identifies the contents of a file: by default, its SHA-256.
+
+        Raises:
+          UserError: the file cannot be read.
+        """
         return sha256(path)
 
 
@@ -97,7 +101,8 @@ class TableSource(FileSource):
     """A source of tables: JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      max_depth: maximum depth of nested lists and objects in a row; deeper rows are bad rows.
+      max_depth: maximum depth of nested lists and objects. A deeper row of JSON Lines is a bad row. A deeper column of
+        a Parquet or Arrow file is an error.
       group: field with a string or integer, such as a document's id; rows with the same value form a group, and if the
         source has no validation split, whole groups are held out. If empty, rows with the same first text form a group,
         such as the questions about one context.
@@ -186,7 +191,8 @@ class TextTable(TableSource):
 
     Attributes:
       path: path of the training files; may be a glob, or a folder that `Dataset.save_to_disk` wrote. The extension
-        decides the format; files other than `.csv`, `.tsv` (also with `.gz`), `.parquet` and `.arrow` are JSON Lines.
+        decides the format: `.csv`, `.tsv` (also with `.gz`), `.parquet` or `.arrow`. Files with other extensions are
+        JSON Lines, except extensions of well-known other formats, such as `.xlsx` and `.zip`, which are rejected.
       field: field with the text of a document.
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
     """
@@ -250,7 +256,7 @@ def read(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Record]:
-    """Yields the non-blank documents of a source of files, in the order of the files' paths.
+    """Yields the non-blank documents or examples of a source of files, in the order of the files.
 
     Args:
       index: index of the shard to read.
@@ -270,7 +276,7 @@ def read(
 
 
 class FileCorpus(Corpus):
-    """Documents of a source of files."""
+    """Documents or examples of a source of files."""
 
     skips_bad_rows = True
 
@@ -293,7 +299,11 @@ class FileCorpus(Corpus):
 
     @override
     def fingerprint(self) -> list[str]:
-        """Returns the digests of the training files, the name of the validation split, and the digests of its files."""
+        """Returns the digests of the training files, then `validation` and the digests of the validation files, if any.
+
+        Raises:
+          UserError: there are no files, or a file cannot be read.
+        """
         hashes = []
         for split in self.splits:
             digests = map(self._source.digest, paths(for_split(self._source, split)))
@@ -307,10 +317,10 @@ class FileCorpus(Corpus):
 
 
 def paths(source: FileSource) -> list[str]:
-    """Returns the sorted files that a source's path or glob matches.
+    """Returns the paths of the files of a source, in order.
 
     Raises:
-      UserError: no file matches.
+      UserError: there is no file.
     """
     files = [file.path for file in source.list_files()]
     if not files:
@@ -319,12 +329,12 @@ def paths(source: FileSource) -> list[str]:
 
 
 def splits(source: FileSource) -> tuple[str, ...]:
-    """Returns the splits for which a source has files."""
+    """Returns the splits of a source: `train`, and `validation` if the source has the path of validation files."""
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
 
 
 def for_split(source: Files, split: str) -> Files:
-    """Returns a source of the files of one split."""
+    """Returns the source with only the files of one split, `train` or `validation`."""
     if split != "validation":
         return source
     return dataclasses.replace(source, **{"path": getattr(source, "validation", ""), "validation": ""})
@@ -375,10 +385,10 @@ def _paragraphs(lines: Iterable[str | None], limit: int) -> Iterator[tuple[int, 
 
 
 def group(location: str, row: dict[str, Any], source: Source) -> str | None:
-    """Returns the group of a row, or None if the source declares no group.
+    """Returns the group of a row, or None if the setting `group` of the source is empty.
 
     Raises:
-      BadRow: the group is neither text nor an integer.
+      BadRow: the field of the group is missing, or is neither text nor an integer.
     """
     field = getattr(source, "group", "")
     if not field:
@@ -390,10 +400,10 @@ def group(location: str, row: dict[str, Any], source: Source) -> str | None:
 
 
 def is_taken(location: str, row: dict[str, Any], source: TableSource) -> bool:
-    """Whether a source reads a row, according to the field of the row that the setting `only` names.
+    """Whether a source reads a row: the value of the field that the setting `only` names, or True if it names none.
 
     Raises:
-      BadRow: the field is missing or not a boolean.
+      BadRow: the field is missing, or is neither a boolean nor 0 or 1.
     """
     only = getattr(source, "only", "")
     if not only:
@@ -407,10 +417,11 @@ def is_taken(location: str, row: dict[str, Any], source: TableSource) -> bool:
 
 
 def check(name: str, source: Source) -> None:
-    """Checks that a source of files has files in each split, and that no file is in two splits.
+    """Checks the files of a source. A source that is not a `FileSource` always passes.
 
     Raises:
-      UserError: a split has no files, or both splits have the same file.
+      UserError: a split has no files, both splits have the same file, or a file has a format that the source cannot
+        read.
     """
     if not isinstance(source, FileSource):
         return
@@ -443,7 +454,10 @@ def _no_files(name: str, path: str, setting: str) -> UserError:
 
 
 def _pattern_of_folder(path: str) -> str | None:
-    """Returns a glob with the most common extension in a folder or its subfolders; None if there are no files."""
+    """Returns a glob with the most common extension in a folder or, if it has no files, in its subfolders.
+
+    Returns None if there are no files at all.
+    """
     for pattern in ("*", "**/*"):
         files = storage.glob(os.path.join(glob.escape(path), pattern))
         names = [name for name in map(os.path.basename, files) if not name.startswith("_")]  # Not Spark's `_SUCCESS`.
@@ -454,7 +468,7 @@ def _pattern_of_folder(path: str) -> str | None:
 
 
 def definition(source: Any) -> dict[str, Any]:
-    """Returns the settings of a source that decide its documents: all except its location and its prompt."""
+    """Returns the kind of a source and the settings that decide its documents: all except its location and prompt."""
     ignored = (*source.location_fields, "prompt")
     settings = {name: value for name, value in trees.to_dict(source).items() if name not in ignored}
     return settings | {"kind": source.kind}

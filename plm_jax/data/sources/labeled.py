@@ -4,8 +4,8 @@
 
 An example is a document of the cache, and its texts are the sentences of the document. For classes, labels and scores,
 the texts are one text or a pair of texts; for tags, the words joined by spaces; for spans, a context and a question;
-for choices, a context and its endings. The first text decides whether the example is held out. Each form has its own
-columns:
+for choices, a context and its endings. The first text decides whether the example is held out, unless the setting
+`group` names a field. Each form has its own columns:
 
     classes   label          id of the class
     labels    labels         ids of the labels, sorted
@@ -60,7 +60,7 @@ class Form(Role):
     """Format of the rows of a labeled source; settings such as `text` name fields of a row.
 
     Attributes:
-      labels: names of the classes or tags, in the order of their ids.
+      labels: names of the classes, labels or tags, in the order of their ids; empty for other forms.
     """
 
     labels: tuple[str, ...] = ()
@@ -93,6 +93,8 @@ class _TextsForm(Form):
 class ClassForm(_TextsForm):
     """A text or a pair of texts, and its class: a name in `labels` or an index from 0.
 
+    If a name in `labels` looks like a number, indices are not accepted.
+
     Attributes:
       text: field of the text.
       pair: field of the second text; if empty, there is only one text.
@@ -114,7 +116,7 @@ class LabelsForm(_TextsForm):
     """A text or a pair of texts, and any number of labels.
 
     Labels are a list of names in `labels` or of indices from 0, or a text with names separated by commas, semicolons or
-    vertical bars.
+    vertical bars. If a name in `labels` looks like a number, indices are not accepted.
 
     Attributes:
       text: field of the text.
@@ -152,6 +154,8 @@ class ScoreForm(_TextsForm):
 class TagForm(Form):
     """A list of words and a list with a tag for each word: a name in `labels` or an index from 0.
 
+    If a name in `labels` looks like a number, indices are not accepted.
+
     Attributes:
       words: field of the words.
       tags: field of the tags.
@@ -176,7 +180,7 @@ class AnswerForm(Form):
     """A question, a context, and the spans of the context that answer the question, if any.
 
     Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`. Starts are offsets
-    in characters of the context. Training reads the first answer.
+    in the context, in characters. Training reads the first answer.
 
     Attributes:
       question: field of the question.
@@ -197,7 +201,7 @@ class AnswerForm(Form):
 
 @dataclass(frozen=True)
 class ChoiceForm(Form):
-    """A context, a list of possible endings, and the correct ending, as an index from 0 or as text.
+    """A context, a list of possible endings, and the correct ending as an index from 0 or as a text.
 
     Attributes:
       number: number of endings.
@@ -247,11 +251,12 @@ def record(form: Form, location: str, row: Row) -> Record:
 
 
 def label_index(value: Any, names: Sequence[str]) -> int | None:
-    """Returns the index of a label among the names of a task's classes, or None if it is not a label.
+    """Returns the index of a label among the names of a task's classes, or None if `value` is not a label.
 
     Args:
-      value: a JSON value. A label is a name, or true, false or a number whose JSON text is a name. If no name looks
-        like a number, an index is also a label. No other value is a label; for example, null is not the class "None".
+      value: a JSON value. It is a label if it is a name, or if it is a boolean or a number whose JSON text is a name.
+        If no name looks like a number, an index from 0 is a label, too. Other values are not labels; for example, null
+        is not the class "None".
     """
     name = json.dumps(value) if isinstance(value, bool | int | float) else value
     if isinstance(name, str) and name in names:
@@ -274,7 +279,7 @@ def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> in
 
 
 def _one_or_two(form: ClassForm | LabelsForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
-    """Returns a pair: the first text of a row, and a tuple of further texts (none or one)."""
+    """Returns the first text of a row, and a tuple with its second text, which is empty if the form has no `pair`."""
     return row_fields.text(location, row, form.text), (row_fields.text(location, row, form.pair),) if form.pair else ()
 
 
@@ -336,7 +341,7 @@ def _span(form: AnswerForm, location: str, row: Row) -> Record:
 
 
 def _answers(location: str, field: str, answers: Any) -> list[tuple[str, int]]:
-    """Returns a pair per answer: its text and the offset of its first character."""
+    """Returns the text of each answer with the offset of its first character; raises `BadRow` for other values."""
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text"), answers.get("answer_start")
     elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):

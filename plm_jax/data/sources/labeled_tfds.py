@@ -54,7 +54,8 @@ def open_rows(source: TfdsSource) -> RowReader:
     """Returns a reader of the rows of a builder.
 
     Raises:
-      UserError: the builder is unknown or cannot be downloaded, or has no split for training.
+      UserError: the builder is unknown or cannot be downloaded, lacks the field of the source, or has no split for
+        training.
     """
     builder = tasks.builder(source)
     renamed = {"train": source.train, "validation": source.validation}
@@ -67,7 +68,7 @@ def open_rows(source: TfdsSource) -> RowReader:
 
 
 def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a pair per row of a builder's split: the row's name in errors, and the row's fields as JSON values."""
+    """Yields, for each row of a builder's split, the name of the row in errors and its fields as JSON values."""
     reading = tfds.ReadConfig(interleave_cycle_length=1)  # Reads one file after another.
     as_dataset: Any = builder.as_dataset  # Its decorator hides its arguments.
     examples: Any = tfds.as_numpy(as_dataset(split, shuffle_files=False, read_config=reading))

@@ -11,9 +11,9 @@ from plm_jax.data.sources import templates
 class PromptConfig:
     """Format of few-shot prompts: an introduction, examples with answers, and the question of a row.
 
-    In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`. If the source's form has
-    tags, `{text}` stands for the words joined by spaces. A template that is only a field with a list of texts stands
-    for every text of the list.
+    In a template, `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`. If the source's form
+    has tags, `{text}` stands for the words joined by spaces. In `choices`, a template that is only a field with a list
+    of texts stands for all texts of the list.
 
     Attributes:
       question: template of the text before the answer.
@@ -49,6 +49,6 @@ class PromptConfig:
 
     @property
     def fields(self) -> set[str]:
-        """Names of the fields of a row that the templates use."""
+        """Names of the fields of a row that the templates use; without `answer`, also `label`."""
         written = (self.question, *self.choices, self.answer or "{label}")
         return set().union(*map(templates.fields, written))

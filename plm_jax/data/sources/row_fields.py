@@ -30,7 +30,7 @@ def value(location: str, row: Row, name: str) -> Any:
 
 
 def text(location: str, row: Row, name: str) -> str:
-    """Returns a text; raises `BadRow` if the field is anything else."""
+    """Returns a text; raises `BadRow` if the field is missing or not a text."""
     content = raw(location, row, name)
     if not isinstance(content, str):
         raise BadRow(f"{location} has {brief(content)} in '{name}': expected a text")
@@ -38,7 +38,7 @@ def text(location: str, row: Row, name: str) -> str:
 
 
 def texts(location: str, row: Row, name: str) -> list[str]:
-    """Returns a list of texts; raises `BadRow` if the field is anything else."""
+    """Returns a list of texts; raises `BadRow` if the field is missing or anything else."""
     content = value(location, row, name)
     if not (isinstance(content, list) and all(isinstance(item, str) for item in content)):
         raise BadRow(f"{location} has {brief(content)} in '{name}': expected a list of texts")
@@ -46,7 +46,7 @@ def texts(location: str, row: Row, name: str) -> list[str]:
 
 
 def number(location: str, row: Row, name: str) -> int | float:
-    """Returns a number in the range of float32; raises `BadRow` if the field is anything else."""
+    """Returns a number in the range of float32; raises `BadRow` if the field is missing or anything else."""
     content = value(location, row, name)
     is_number = isinstance(content, int | float) and not isinstance(content, bool)
     if not is_number or not -_MAX_FLOAT32 < content < _MAX_FLOAT32:

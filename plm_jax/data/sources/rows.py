@@ -13,12 +13,13 @@ def splits(
 ) -> tuple[list[SourceRow], list[SourceRow]]:
     """Returns the rows of `train` and the rows of another split.
 
-    If the source has no validation split, `train` is divided as `prepare` divides it.
+    If the split is `validation` and the source has none, the rows of `train` are divided into the two splits as
+    `prepare` divides them. In all other cases, the first list has all rows of `train`.
 
     Args:
       name: name of the source in the config.
-      split: name of the other split.
-      fraction: fraction of the rows that are held out if the source has no validation split.
+      split: name of the other split; `train` returns the rows of `train` twice.
+      fraction: fraction of the rows that are held out if `train` is divided.
       record: function from a row to the record that `prepare` reads for the row; the record decides whether the row is
         held out.
 

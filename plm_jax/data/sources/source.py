@@ -29,11 +29,11 @@ class RowReader(NamedTuple):
 
 
 class Source(Role):
-    """A source of text: a corpus, or a task with inputs and targets.
+    """A source of documents, or of examples such as inputs and targets or labeled texts.
 
     Attributes:
-      location_fields: names of the settings with the location of the data; they do not affect the contents of the
-        source. Relative paths are relative to the folder of the config file.
+      location_fields: names of the settings with the location of the data, which may change without making the cache
+        outdated. Relative paths are relative to the folder of the config file.
       prompt: prompt format for `evaluate --shots`; None: the rows cannot be evaluated as prompts.
       texts: names of the fields of a record that are texts; empty for sources without records.
       numbers: names of the fields of a record that are numbers; empty for sources without records.
@@ -84,7 +84,7 @@ class TaskSource(Source):
 
     @property
     def document_field(self) -> str | None:
-        """Feature that holds the text of a document; None if rows are examples."""
+        """Name of the feature with the text of a document; None if rows are examples."""
         return None
 
 
@@ -98,7 +98,7 @@ class TfdsSource(TaskSource):
 
 
 class RegisteredSource(TaskSource):
-    """A source in seqio's registry. `name` is the name of a task or a mixture."""
+    """A task or mixture in seqio's registry, named `name` and registered by the Python module `module`."""
 
     name: str
     module: str

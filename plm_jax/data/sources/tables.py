@@ -1,7 +1,8 @@
 """Rows of tables: JSON Lines, CSV and TSV, Parquet, and Arrow files such as datasets that Hugging Face's library saved.
 
-The extension of a file decides its format: `.csv`, `.tsv`, `.parquet` and `.arrow`; any other file is JSON Lines. Text
-may be compressed (`.csv.gz`). If the path is a folder that `Dataset.save_to_disk` wrote, its `.arrow` files are read.
+The extension of a file decides its format: `.csv`, `.tsv`, `.parquet` or `.arrow`. Files with other extensions are JSON
+Lines, except extensions of well-known other formats, such as `.xlsx`, which are rejected. Text may be compressed
+(`.csv.gz`). If the path is a folder that `Dataset.save_to_disk` wrote, its `.arrow` files are read.
 
     for location, row in tables.read_rows("reviews.parquet", columns=["sentence", "label"]):
         print(location, row)  # reviews.parquet:row 1 {'sentence': 'A fine film .', 'label': 1}
@@ -31,13 +32,13 @@ _MOST_CELL = 2**31 - 1
 
 
 class Cell(str):
-    """A cell of a CSV file: a text; if the column needs another type, the text is parsed as JSON."""
+    """A cell of a CSV file: a text, which `value` parses as JSON."""
 
     __slots__ = ()
 
     @property
     def value(self) -> Any:
-        """The parsed value if the cell is JSON, otherwise the text of the cell."""
+        """The value that the text represents if it is JSON, otherwise the text."""
         try:
             return _parse_json(self)
         except (ValueError, RecursionError):
@@ -45,16 +46,17 @@ class Cell(str):
 
 
 def cell_value(value: Any) -> Any:
-    """Returns a field of a row that need not be text. Cells of CSV files are parsed; other fields are unchanged."""
+    """Returns the parsed value of a cell of a CSV file; returns any other value unchanged."""
     return value.value if isinstance(value, Cell) else value
 
 
 class Limits(NamedTuple):
-    """Limits on the size of a row; a row that exceeds them is a bad row.
+    """Limits on the size of a row.
 
     Attributes:
-      max_characters: maximum number of characters of a row.
-      max_depth: maximum depth of nested lists and objects.
+      max_characters: maximum number of characters of a row; longer rows are bad rows.
+      max_depth: maximum depth of nested lists and objects. A deeper row of JSON Lines is a bad row. A deeper column of
+        a Parquet or Arrow file is an error.
     """
 
     max_characters: int = 2**24
@@ -104,6 +106,8 @@ def is_csv(path: str) -> bool:
 
 def listing(path: str) -> list[storage.File]:
     """Returns the files at a path or glob, or the files of a folder that `Dataset.save_to_disk` wrote, in order.
+
+    The result is empty if there are none.
 
     Raises:
       UserError: the folder has several datasets or is damaged, or the store cannot be reached.
@@ -165,11 +169,12 @@ def read_rows(
     Args:
       columns: columns to read; None for all. Rows of JSON Lines always have all of their fields.
       required: columns that a file must have, unless it is JSON Lines.
+      limits: limits on the size of a row; None: the defaults of `Limits`.
       other_types: how to read columns of Parquet and Arrow files whose types have no counterpart in JSON, as in
         `arrow.read_rows`.
 
     Raises:
-      UserError: a missing or damaged file, a missing column, or a column of a type that cannot be read.
+      UserError: a file is missing or damaged, a column is missing, or a column has a type that cannot be read.
       BadRow: a row is bad.
     """
     for row in file_or_folder_rows(path, columns, required, limits, other_types):
@@ -183,7 +188,7 @@ def file_or_folder_rows(
     limits: Limits | None = None,
     other_types: arrow.OtherTypes = "reject",
 ) -> Iterator[TableRow]:
-    """Yields the rows that `read_rows` reads, bad rows included."""
+    """Yields the rows of a file or folder like `read_rows`, but yields bad rows instead of raising their errors."""
     is_folder = not storage.is_remote(path) and os.path.isdir(path)
     paths = [file.path for file in listing(_escaped(path))] if is_folder else [path]
     if not paths:
@@ -200,13 +205,14 @@ def table_rows(
     advance: Callable[[int], Any] = ignore,
     other_types: arrow.OtherTypes = "reject",
 ) -> Iterator[TableRow]:
-    """Yields the rows of a file like `read_rows`, but yields bad rows instead of raising their errors.
+    """Returns an iterator over the rows of a file, bad rows included. Arguments are as in `read_rows`.
 
     Args:
       advance: called with the number of bytes that were read since the last call.
 
     Raises:
-      UserError: a missing or damaged file, a missing column, or a column of a type that cannot be read.
+      UserError: the format cannot be read. The iterator also raises a `UserError` if the file is missing or damaged, a
+        column is missing, or a column has a type that cannot be read.
     """
     file_format = format_of(path)
     if file_format == "jsonl":
@@ -325,7 +331,7 @@ def _csv_records(path: str, file: Any, delimiter: str, limit: int) -> Iterator[t
     """Yields a pair per row that is not blank: the number of its first line, and its cells or its error.
 
     Raises:
-      UserError: a row of several lines has an error, so that the end of the row is unknown.
+      UserError: a row of several lines has an error, and the end of the row is therefore unknown.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
     lines = _CsvLines(bounded.lines(file, limit), limit)
@@ -392,8 +398,8 @@ def missing_column(location: str, names: Iterable[str], name: str, note: str = "
       location: path of a file, or name of one of its rows.
       names: columns that the file or row has.
       name: missing column.
-      note: flag or field that names the column; it appears in parentheses, unless the message
-        says that the file seems to have another delimiter.
+      note: flag or field that names the column; it appears in parentheses, unless the message says that the file seems
+        to have another delimiter.
     """
     names, path = list(names), _ROW.sub("", location)
     file_format = format_of(path)

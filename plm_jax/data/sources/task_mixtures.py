@@ -3,7 +3,8 @@
     CACHE_DIR/NAME/manifest.json   `source`, as in every cache; `parts`: task and rate of each part
     CACHE_DIR/NAME-TASK/…          cache of each part, in the same format as other caches
 
-`prepare` writes the manifest last. Only `prepare` calls seqio: this module imports neither seqio nor TensorFlow.
+`prepare` writes the manifest last. Importing this module imports neither seqio nor TensorFlow; `registered`, which only
+`prepare` calls, may import them.
 """
 
 import collections
@@ -39,10 +40,14 @@ Parts = dict[str, MixtureTask]  # Keys are the names of the sources of tasks.
 
 
 def name_parts(name: str, rates: Mapping[str, float]) -> Parts:
-    """Returns a dict from the name of each part of a mixture to its task, given the rate of each task.
+    """Returns the tasks of a mixture by the names of their parts.
 
-    Parts are named NAME-TASK, where NAME is the name of the mixture's source, with _ instead of characters that are
-    unsafe in folder names. Tasks whose names would then be equal get a hash as a suffix.
+    A part is named NAME-TASK, where `_` replaces characters of the task's name that are unsafe in the names of folders.
+    If the names of several parts would be equal, each of them gets a hash as a suffix.
+
+    Args:
+      name: name of the mixture's source.
+      rates: rate of each task.
     """
     plain = {task: f"{name}-{_UNSAFE.sub('_', task)}" for task in rates}
     shared = {part for part, number in collections.Counter(plain.values()).items() if number > 1}
@@ -66,7 +71,7 @@ def manifest(data: DataConfig, name: str, parts: Parts, has_validation: bool) ->
 
 
 def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
-    """Writes the manifest of a mixture into a local folder of caches."""
+    """Writes the manifest of the mixture `name` into a local folder of caches."""
     temporary = os.path.join(folder, f".{name}.tmp")
     storage.remove(temporary)
     os.makedirs(folder, exist_ok=True)
@@ -75,7 +80,10 @@ def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
 
 
 def prepared(cache_dir: str, sources: Mapping[str, Source]) -> dict[str, Parts]:
-    """Returns the parts of each source that is a prepared mixture, from the manifests in `cache_dir`."""
+    """Returns the parts of each source that is a prepared mixture, from the manifests in `cache_dir`.
+
+    Mixtures that were prepared with different settings of the source are left out.
+    """
     parts: dict[str, Parts] = {}
     for name, source in sources.items():
         if not isinstance(source, RegisteredSource):
@@ -88,7 +96,7 @@ def prepared(cache_dir: str, sources: Mapping[str, Source]) -> dict[str, Parts]:
 
 
 def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapping[str, Parts]) -> dict[str, float]:
-    """Returns the rates of sources, with the rate of each mixture divided among its tasks.
+    """Returns the rates of sources, with the rate of each mixture divided among its tasks in proportion to their rates.
 
     Args:
       rates: rates of the sources; if empty, all of `names` have the same rate.
@@ -104,10 +112,10 @@ def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
     """Returns the config with a source for each task of a mixture, in place of the mixture.
 
     The rate of the mixture is divided among the tasks in proportion to their rates. Each task has the segmenter and
-    token type of the mixture. Other sources are unchanged.
+    token type of the mixture. Other sources are unchanged. The sources are sorted by name.
 
     Args:
-      parts: parts of each source that is a mixture.
+      parts: parts of each source that is a mixture; if empty, the config is returned unchanged.
 
     Raises:
       UserError: a task's source has the name of another source.

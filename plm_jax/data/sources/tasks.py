@@ -1,4 +1,4 @@
-"""Sources of a config as seqio tasks that yield texts. Importing this module imports seqio and TensorFlow."""
+"""Sources of a config as seqio tasks, which are read as texts. Importing this module imports seqio and TensorFlow."""
 
 import contextlib
 import hashlib
@@ -43,7 +43,7 @@ class _FileSource(seqio.DataSource):
     """Documents of text files or tables; a shard of a split is a range of its files.
 
     Attributes:
-      error: `UserError` raised while reading, which TensorFlow hides.
+      error: the last `UserError` raised while reading, which TensorFlow hides; None if there was none.
     """
 
     def __init__(self, source: FileSource, bad_rows: str):
@@ -90,7 +90,7 @@ class _FileSource(seqio.DataSource):
 
 
 class _TfdsTexts(seqio.TfdsDataSource):
-    """Documents of a TFDS builder. No document depends on another document."""
+    """Documents of a TFDS builder, whose shards can be read in parallel."""
 
 
 class TaskCorpus(Corpus):
@@ -173,13 +173,13 @@ def _seqio_task(source: RegisteredSource, name: str) -> seqio.Task:
 
 
 def rates(source: RegisteredSource) -> dict[str, float] | None:
-    """Returns the rate of each task of a registered mixture, as seqio computes it, or None if `source` is a task.
+    """Returns the rate of each task of a registered mixture, as seqio computes it, or None if `source` is no mixture.
 
     Like seqio, skips tasks without a `train` split.
 
     Raises:
-      UserError: a rate that is negative, not finite or cannot be computed; no task to train on; an unknown module or
-        task.
+      UserError: the module cannot be imported, a data set cannot be downloaded, a rate is negative, not finite or
+        cannot be computed, or no task has both a `train` split and a rate above 0.
     """
     module = _imported(source.module)
     if source.name not in seqio.MixtureRegistry.names():
@@ -301,10 +301,11 @@ def download_splits(source: TfdsSource, builder: tfds.core.DatasetBuilder) -> Ma
 
 
 def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
-    """Returns the shards of a split, which can be read in parallel: one per file for files and TFDS builders.
+    """Returns the shards of a split, which can be read in parallel.
 
-    Files of TFDS are never combined into one shard, since TFDS would interleave their examples. A task of seqio's
-    registry is a single shard, since its examples may depend on each other, unless `register_tfds` registered it.
+    For files and TFDS builders, each file is a shard. Files of TFDS are never combined into one shard, because TFDS
+    would interleave their examples. A task of seqio's registry is a single shard, None, because its examples may depend
+    on each other. Tasks that `register_tfds` registered have a shard per file.
     """
     if isinstance(source, RegisteredSource) and not isinstance(task.source, _TfdsTexts):
         return [None]
@@ -316,7 +317,7 @@ def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardI
     """Yields the documents of a split, or of one shard of the split, in the order of the source.
 
     Raises:
-      UserError: the examples of the task lack `field`, or `files.read` raises this error.
+      UserError: the examples of the task lack `field`, or the source of files raises this error.
     """
     rows = _dataset(task, split, (field,), shard)
     with _source_errors(task):
@@ -329,7 +330,7 @@ def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None)
     """Yields the examples of a split, or of one shard of the split, in the order of the source.
 
     Raises:
-      UserError: the examples lack inputs or targets, or `files.read` raises this error.
+      UserError: the examples lack inputs or targets, or the source of files raises this error.
     """
     rows = _dataset(task, split, _PARTS, shard)
     with _source_errors(task):
@@ -368,8 +369,8 @@ def _source_errors(task: seqio.Task) -> Iterator[None]:
 def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
     """Returns a feature of a row as text.
 
-    If the feature is tokens, returns the feature `{name}_pretokenized`, in which seqio usually stores the text. If the
-    row lacks this feature, decodes the tokens.
+    The feature `{name}_pretokenized`, in which seqio usually stores the text, is preferred to `name`. If the feature is
+    tokens, they are decoded.
     """
     value = row.get(f"{name}_pretokenized", row[name])
     if isinstance(value, bytes):
@@ -384,11 +385,12 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 
 
 def fingerprint(source: Source, task: seqio.Task) -> list[str]:
-    """Returns strings to hash that change whenever the contents of a seqio task change.
+    """Returns strings, to be hashed, by which changes of the contents of a seqio task are detected.
 
     For files, the strings are the SHA-256 of each file. For a TFDS builder, whose files may have terabytes, they are
-    the version and the sizes of the splits. For a registered task, hashes of code are added: of the task's module, of
-    the modules that the task's module imports from its folder, and of the files that the data source lists in `code`.
+    its name, its version and the sizes of its splits. For a registered task, hashes of code are added: of the task's
+    module, of the modules that this module imports from its folder, and of the files that the data source lists in
+    `code`.
     """
     paths, sizes, code = [], [], []
     if isinstance(source, RegisteredSource):

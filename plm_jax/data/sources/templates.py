@@ -55,7 +55,7 @@ def _name(field_name: str) -> str:
 
 
 def fields(template: str) -> set[str]:
-    """Returns the names of the fields of a row that a template uses."""
+    """Returns the names of the fields of a row that a template uses; in an invalid template, those before the error."""
     names: set[str] = set()
     try:
         for _, field_name, format_spec, _ in string.Formatter().parse(template):
@@ -80,7 +80,11 @@ def render(template: str, location: str, row: Mapping[str, Any], template_name: 
 
 
 def render_all(template: str, location: str, row: Mapping[str, Any], template_name: str) -> tuple[str, ...]:
-    """Renders a template; if it is only a field with a list of texts, returns every text of the list."""
+    """Returns a tuple with the rendered template or, if it is only a field with a list of texts, with these texts.
+
+    Raises:
+      BadRow: the row lacks a field, or a field does not fit the template.
+    """
     parts = list(string.Formatter().parse(template))
     text, field, *_ = parts[0] if len(parts) == 1 else ("", None)
     if field and not text:

@@ -116,9 +116,9 @@ class SeqioSource(RegisteredSource):
 class SeqioTask(SeqioSource):
     """Documents of a task, or of a mixture of tasks, that a module registers with seqio.
 
-    Each task of a mixture is prepared and read as a source named SOURCE-TASK. The run's config.json and its
-    `validation/…` metrics use this name. The rate of SOURCE is divided among the tasks in proportion to seqio's rates,
-    which `prepare` computes.
+    Each task of a mixture is prepared and read as a source named SOURCE-TASK. This name is used in the run's
+    config.json and in the names of its `validation/…` metrics. The rate of SOURCE is divided among the tasks in
+    proportion to seqio's rates, which `prepare` computes.
 
     Attributes:
       name: name of the task or mixture.

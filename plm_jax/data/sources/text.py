@@ -33,7 +33,9 @@ class _CountingFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_text(path: str, advance: Callable[[int], Any], newline: str | None = None) -> Iterator[TextIO]:
-    """Opens a text file and turns errors of reading it into `UserError`; bytes that are not UTF-8 become surrogates.
+    """Opens a text file, which is decompressed if it ends in `.gz`. Errors of reading it become a `UserError`.
+
+    Bytes that are not UTF-8 become surrogates.
 
     Args:
       advance: called with the number of bytes that were read since the last call, before decompression.
@@ -55,7 +57,7 @@ def open_text(path: str, advance: Callable[[int], Any], newline: str | None = No
 
 
 def check_utf8(location: str, text: str) -> str:
-    """Returns the text of a file opened by `open_text`; raises `BadRow` if it is not UTF-8."""
+    """Returns a text that was read from a file opened by `open_text`; raises `BadRow` if it is not UTF-8."""
     if not is_utf8(text):
         raise BadRow(f"{location} is not UTF-8 text: convert it to UTF-8")
     return text

@@ -26,7 +26,7 @@ _READ_BYTES = 2**22
 
 
 class _Tokens(NamedTuple):
-    """Position of the tokens in a file, and their type.
+    """Type of the tokens in a file, and their position.
 
     Attributes:
       start: position of the first byte.
@@ -103,7 +103,10 @@ def _record(location: str, tokens: np.ndarray, size: int, limit: int) -> Record:
 
 
 def _arrays(path: str, dtype: np.dtype, advance: Callable[[int], Any]) -> Iterator[np.ndarray]:
-    """Yields the tokens of a file in arrays [n], without reading the file as a whole.
+    """Yields the tokens of a file in arrays [n], without reading the whole file at once.
+
+    Args:
+      dtype: type of the tokens if the file has no header.
 
     Raises:
       UserError: the file cannot be read or is damaged, or its array is not a one-dimensional array of integers.

@@ -1,7 +1,7 @@
 """The text-to-text suite of T5 (Raffel et al. 2020, arXiv:1910.10683): GLUE, SuperGLUE, SQuAD, CNN/DailyMail, WMT.
 
-    formats, wnli     convert a row of TFDS into examples with texts `inputs` and `targets`; plain Python
-    postprocessors    convert the output of a model into values that metrics compare; plain Python
+    formats, wnli     convert a row of TFDS into examples with the texts `inputs` and `targets`; plain Python
+    postprocessors    convert targets and outputs of a model into values that metrics compare; plain Python
     metrics           metrics of the suite, each `fn(targets, predictions)`
     sizes             numbers of training examples of each task, for mixing; no imports
     suite             table of tasks; its function `register` registers a task with seqio

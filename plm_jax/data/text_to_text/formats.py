@@ -1,8 +1,9 @@
 """Conversion of rows of data sets to text-to-text examples, in plain Python.
 
-A format is a function from a row, a mapping with the fields of the TFDS data set, to a list of examples with texts
-`inputs` and `targets` and further fields for the postprocessor of the task. Most rows make one example. A row of ReCoRD
-makes one per answer, and a row of WSC with the wrong noun makes none in training.
+A format is a function from a row to a list of examples. A row is a mapping with the fields of the TFDS data set. An
+example has the texts `inputs` and `targets`, and further fields for the postprocessor of the task. Most rows make one
+example. A row of ReCoRD with several answers makes one per answer. In training, a row of WSC makes none unless its noun
+is correct. Formats raise a `UserError` if a field has the wrong type or value, and a `KeyError` if it is missing.
 """
 
 import math
@@ -42,10 +43,12 @@ _WSC_CORRECTIONS = {
 def labeled(task: str, fields: Sequence[str], labels: Sequence[str], columns: Sequence[str] = ()) -> Format:
     """Returns the format with the inputs `TASK FIELD: text FIELD: text …` and the name of the label as targets.
 
+    If the label is -1, the targets are `<unk>`.
+
     Args:
       fields: names of the fields in order; T5 sorts them by name, except in MultiRC and WiC.
-      labels: name of each value of the row's `label`.
-      columns: keys of the fields in a row, if the keys differ from `fields`.
+      labels: name of each value of the row's `label`, from 0.
+      columns: keys of the fields in a row; if empty, the keys are `fields`.
     """
 
     def examples(row: Row) -> list[Example]:
@@ -60,7 +63,7 @@ def _label(label: Any, labels: Sequence[str]) -> str:
 
 
 def _checked(label: Any, count: int) -> int:
-    """Returns a label after a check that it is in [0, `count`), or -1, which means that the row has no label."""
+    """Returns a label as an int. Raises `UserError` unless it is in [0, `count`) or -1, which stands for no label."""
     if label not in range(-1, count):
         raise UserError(f"label {label!r}: expected 0 to {count - 1}, or -1 for none")
     return int(label)
@@ -94,14 +97,20 @@ _multirc = labeled("multirc", ("question", "answer", "paragraph"), BOOLEAN)
 
 
 def multirc(row: Row) -> list[Example]:
-    """Converts a row of MultiRC like `labeled`, without HTML tags; `idx/…` identifies the question and the answer."""
+    """Converts a row of MultiRC like `labeled`, without the tags `<b>` and `<br>`.
+
+    The fields `idx/…` of the example identify the paragraph, the question and the answer.
+    """
     [example] = _multirc(row)
     example["inputs"] = re.sub("</?b>", "", example["inputs"].replace("<br>", " "))
     return [example | _group(row, "paragraph", "question", "answer")]
 
 
 def record(row: Row) -> list[Example]:
-    """Converts a row of ReCoRD to one example per answer. The passage's `@highlight` lines become sentences."""
+    """Converts a row of ReCoRD to one example per answer, or to one with the target `<unk>` if it has no answers.
+
+    The lines `@highlight` of the passage are removed, and the lines after them become sentences.
+    """
     passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", _text(row, "passage")).replace("\n@highlight\n", ". ")
     entities, answers = ", ".join(_texts(row, "entities")), _texts(row, "answers")
     inputs = f"record query: {_text(row, 'query')} entities: {entities} passage: {passage}"
@@ -110,7 +119,7 @@ def record(row: Row) -> list[Example]:
 
 
 def _group(row: Row, *parts: str) -> dict[str, np.int64]:
-    """Returns these parts of the row's `idx`, which identify a group of examples. They are int64, as in TFDS."""
+    """Returns these parts of the row's `idx`, with the keys `idx/PART`. They are int64, as in TFDS."""
     return {f"idx/{part}": np.int64(int(row["idx"][part])) for part in parts}
 
 
@@ -118,7 +127,8 @@ def wsc(row: Row) -> list[Example]:
     """Converts a row of WSC: `wsc: … *pronoun* …` → the candidate noun, which is correct if `label` is 1.
 
     Raises:
-      UserError: the word at `span2_index` is not `span2_text`, or is the first word.
+      UserError: a field has the wrong type or value, or the word at `span2_index` is not `span2_text` or is the first
+        word.
     """
     text, index, pronoun = _text(row, "text"), row["span2_index"], _text(row, "span2_text")
     words, blanked = text.split(" "), _WSC_CORRECTIONS.get(text)
@@ -130,12 +140,12 @@ def wsc(row: Row) -> list[Example]:
 
 
 def true_wsc(row: Row) -> list[Example]:
-    """Converts a row of WSC if its noun is correct, as T5 does for training."""
+    """Converts a row of WSC like `wsc`, or to no example unless its noun is correct. T5 trains on these examples."""
     return wsc(row) if _checked(row["label"], 2) == 1 else []
 
 
 def wnli_as_wsc(row: Row) -> list[Example]:
-    """Converts a row of WNLI: the premise with its pronoun marked → the noun in the hypothesis."""
+    """Converts a row of WNLI: `wsc: ` and the premise with a marked pronoun → the noun in the hypothesis."""
     marked, noun = wnli.resolve(_text(row, "sentence1"), _text(row, "sentence2"))
     return [_resolution(marked, noun, row["label"])]
 
@@ -145,20 +155,26 @@ def _resolution(text: str, noun: str, label: Any) -> Example:
 
 
 def definite_pronoun(row: Row) -> list[Example]:
-    """Converts a row of DPR: `wsc: … *pronoun* …` → the correct candidate. Marks only the first occurrence."""
+    """Converts a row of definite pronoun resolution: `wsc: … *pronoun* …` → the correct candidate.
+
+    Only the first occurrence of the pronoun is marked. If the label is -1, the target is `<unk>`.
+    """
     pronoun = re.escape(_text(row, "pronoun"))
     marked = re.sub(rf" ({pronoun})([ .,])", r" *\1*\2", _text(row, "sentence"), count=1)
     return [{"inputs": f"wsc: {marked}", "targets": _label(row["label"], _texts(row, "candidates"))}]
 
 
 def squad(row: Row) -> list[Example]:
-    """Converts a row of SQuAD: `question: … context: …` → the first answer, with spaces around all punctuation."""
+    """Converts a row of SQuAD: `question: … context: …` → the first answer, with spaces around all punctuation.
+
+    If there are no answers, the target is `<unk>`.
+    """
     question, context = _spaced(_text(row, "question")), _spaced(_text(row, "context"))
     return [_question(f"question: {question} context: {context}", row)]
 
 
 def closed_book_squad(row: Row) -> list[Example]:
-    """Converts a row of SQuAD without its context: `squad trivia question: …` → the first answer."""
+    """Converts a row of SQuAD without its context: `squad trivia question: …` → the target of `squad`."""
     return [_question(f"squad trivia question: {_spaced(_text(row, 'question'))}", row)]
 
 
@@ -178,6 +194,6 @@ def summary(row: Row) -> list[Example]:
 
 
 def translation(source: str, target: str) -> Format:
-    """Returns the format `translate English to German: …` → translation, for two language codes."""
+    """Returns the format `translate English to German: …` → the translation, for two codes in LANGUAGES."""
     prefix = f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "
     return lambda row: [{"inputs": prefix + _text(row, source), "targets": _text(row, target)}]

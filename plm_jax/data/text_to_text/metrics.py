@@ -28,12 +28,12 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-    """Returns Matthews's correlation."""
+    """Returns the Matthews correlation coefficient."""
     return {"matthews_corrcoef": float(sklearn.metrics.matthews_corrcoef(targets, predictions))}
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Returns Pearson's correlation."""
+    """Returns the Pearson correlation coefficient."""
     result: Any = scipy.stats.pearsonr(targets, predictions)
     return {"pearson_corrcoef": float(result.statistic)}
 
@@ -52,18 +52,18 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, f
 
 
 def mean_3class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-    """Returns the mean of the F1 of labels 0, 1 and 2."""
+    """Returns the mean of three F1s, one for each of the labels 0, 1 and 2."""
     value = sklearn.metrics.f1_score(targets, predictions, labels=range(3), average="macro")
     return {"mean_3class_f1": float(value)}
 
 
 def all_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns 1 if all predictions are correct, else 0."""
+    """Returns 1 as `exact_match` if all predictions equal their targets, else 0."""
     return {"exact_match": float(list(targets) == list(predictions))}
 
 
 def on_values(metric: Metric) -> Metric:
-    """Returns a metric that computes `metric` on the fields `value` of postprocessed outputs."""
+    """Returns a metric that computes `metric` on the entry `value` of each target and prediction."""
 
     def compute(targets, predictions):
         return metric([target["value"] for target in targets], [prediction["value"] for prediction in predictions])
@@ -72,7 +72,10 @@ def on_values(metric: Metric) -> Metric:
 
 
 def on_first_of_groups(metric: Metric) -> Metric:
-    """Returns a metric that computes `metric` on the first example of each group, as `on_values` does."""
+    """Returns a metric that computes `metric` on the entry `value` of the first example of each group.
+
+    The entry `group` of a target identifies its group.
+    """
 
     def compute(targets, predictions):
         first = {}
@@ -84,7 +87,10 @@ def on_first_of_groups(metric: Metric) -> Metric:
 
 
 def mean_over_groups(metric: Metric) -> Metric:
-    """Returns a metric that computes `metric` on the values of each group and averages over groups."""
+    """Returns a metric that computes `metric` on the entries `value` of each group, and then the mean over the groups.
+
+    The entry `group` of a target identifies its group.
+    """
 
     def compute(targets, predictions):
         groups = collections.defaultdict(list)
@@ -97,8 +103,9 @@ def mean_over_groups(metric: Metric) -> Metric:
 
 
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns exact match and F1 of words, each for the closest correct answer, after SQuAD's normalization.
+    """Returns the exact match `em` and the F1 of words `f1`, each for the closest correct answer.
 
+    Answers are normalized as in SQuAD's script. Each target needs at least one correct answer.
     The F1 of two empty answers is 0, as in T5 and in the script of SQuAD 1.1. In the script of SQuAD 2.0 and in
     `data.labeled.metrics`, this F1 is 1.
     """
@@ -111,7 +118,10 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum. For ROUGE-Lsum, sentences end at ` . ` or at a line break."""
+    """Returns the F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, from 0 to 100.
+
+    For ROUGE-Lsum, sentences end at ` . ` or at a line break.
+    """
     scorer = rouge_scorer.RougeScorer(_ROUGE)
     lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
     scores = [scorer.score(target, prediction) for target, prediction in zip(*lines, strict=True)]
@@ -119,5 +129,5 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns SacreBLEU of the corpus with the tokenization `intl`."""
+    """Returns the SacreBLEU of the corpus, from 0 to 100, with the tokenization `intl`."""
     return {"bleu": sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl").score}

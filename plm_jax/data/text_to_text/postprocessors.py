@@ -22,7 +22,7 @@ def label_index(output: str, labels: Sequence[str], **_: Any) -> int:
 
 
 def number(output: str, **_: Any) -> float:
-    """Returns the output as a number, or -1 if it is not a number."""
+    """Returns the output as a float, or -1 if it is not a number."""
     try:
         return float(output)
     except ValueError:
@@ -30,15 +30,18 @@ def number(output: str, **_: Any) -> float:
 
 
 def multirc(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """Returns a dict. `value` is the index of the label; for a target, `group` identifies the question."""
+    """Returns a dict with `value`, the index of the label, or -1 if the output is not a label.
+
+    For a target, the dict also has `group`, which identifies the question.
+    """
     value: dict[str, Any] = {"value": label_index(output, ("False", "True"))}
     return value | _group(example, is_target, "paragraph", "question")
 
 
 def record(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """Returns a dict. `value` is the answer.
+    """Returns a dict with `value`, the answer or, for a target, all correct answers.
 
-    For a target, `value` has all correct answers, and `group` identifies the query.
+    For a target, the dict also has `group`, which identifies the query.
     """
     value = {"value": answers(output, example, is_target)}
     return value | _group(example, is_target, "passage", "query")
@@ -49,15 +52,16 @@ def _group(example: Example, is_target: bool, *parts: str) -> dict[str, tuple[in
 
 
 def answers(output: str, example: Example, is_target: bool = False) -> str | list[str]:
-    """Returns the answer; for a target, all correct answers."""
+    """Returns the output unchanged or, for a target, all correct answers."""
     return [_text(answer) for answer in example["answers"]] if is_target else output
 
 
 def referent(output: str, example: Example, is_target: bool = False) -> int:
-    """Returns 1 if the output is the candidate noun, -1 if it is empty, otherwise 0; for a target, returns the label.
+    """Returns 1 if the output is the candidate noun, and 0 if it is another noun; for a target, returns the label.
 
-    Nouns are compared in lower case and without determiners. Two nouns are equal if one of them contains every word of
-    the other, and if both or neither are possessive.
+    Nouns are compared in lower case and without determiners. Two nouns count as equal if one of them contains every
+    word of the other, and if both or neither have an apostrophe. Returns -1 if the output has no words except
+    determiners.
     """
     if is_target:
         return int(example["label"])

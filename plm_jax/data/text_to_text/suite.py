@@ -34,7 +34,8 @@ class SuiteTask:
 
     Attributes:
       tfds: name of the data set in TFDS, with its configuration and version.
-      examples: format of rows, which converts a row of plain Python or JSON values to `inputs`, `targets` and `fields`.
+      examples: format of rows, which converts a row of plain Python values to a list of examples. Each example has
+        `inputs`, `targets` and the keys of `fields`.
       lengths: T5's maximum numbers of tokens of inputs and of targets, including eos
         (`t5/models/gin/sequence_lengths`).
       metric_fns: metrics; empty if there are no labels to evaluate with.
@@ -113,8 +114,8 @@ def _labeled(
 
     Args:
       fields: names of the fields in the inputs.
-      prefix: name of the task in the inputs, if it is not `name`.
-      columns: names of the fields in TFDS, if they are not `fields`.
+      prefix: name of the task in the inputs; if empty, `name`.
+      columns: names of the fields in TFDS; if empty, `fields`.
     """
     examples = formats.labeled(prefix or name, fields, labels, columns)
     postprocess = functools.partial(postprocessors.label_index, labels=labels)
@@ -231,9 +232,10 @@ def register(
     `source.error` of the task has it.
 
     Args:
-      vocabulary: vocabulary that tokenizes `inputs` and `targets`, each truncated to its `sequence_length` and followed
-        by eos; the texts are the features `inputs_pretokenized` and `targets_pretokenized`. If None, the features are
-        texts.
+      source: where the rows come from.
+      vocabulary: vocabulary that tokenizes `inputs` and `targets`, each truncated to its `sequence_length` and ended by
+        eos; the texts are the features `inputs_pretokenized` and `targets_pretokenized`. If None, the features `inputs`
+        and `targets` are texts.
       name: name of the task in seqio; by default `plm_jax:TASK`.
 
     Raises:
@@ -316,9 +318,10 @@ class _Tfds(seqio.TfdsDataSource):
 def _examples(
     task: SuiteTask, split: str, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]
 ) -> tf.data.Dataset:
-    """Returns the examples of the rows of a split.
+    """Returns a data set of the examples that the rows of a split make.
 
     Args:
+      source: data source of the task; its attribute `error` gets the error of a row.
       rows: function that yields a pair per row: the location of the row for errors, and the row itself.
     """
     make = task.format_of(split)

@@ -3,7 +3,7 @@
 plm_jax:TASK                        every task of the suite
 plm_jax:glue, :super_glue, :all     mixtures, with T5's sizes of the tasks as rates
 plm_jax:CORPUS                      corpora for pretraining that TFDS provides, with the feature `text`
-plm_jax:MODEL                       mixtures of these corpora for published models, such as `plm_jax:t5`
+plm_jax:MODEL                       mixtures of published models that need only these corpora, such as `plm_jax:t5`
 """
 
 from plm_jax.data.sources import corpora, tasks

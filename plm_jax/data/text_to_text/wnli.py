@@ -18,10 +18,10 @@ def resolve(premise: str, hypothesis: str) -> tuple[str, str]:
     """Returns the premise with its pronoun between asterisks, and the noun that replaces the pronoun in the hypothesis.
 
     The noun is spelled as in the hypothesis. If the premise has several pronouns, chooses the pronoun with the most
-    neighboring words that are also in the hypothesis.
+    neighboring words that are also in the hypothesis. If no neighboring word is in the hypothesis, the noun is empty.
 
     Raises:
-      UserError: the premise has no pronoun, or no noun can be found in the hypothesis.
+      UserError: the premise has no pronoun, or the noun cannot be found in the hypothesis as it is written.
     """
     words, claim = _words(premise), _words(hypothesis)
     pronouns = [i for i, word in enumerate(words) if word in _PRONOUNS]
@@ -32,13 +32,13 @@ def resolve(premise: str, hypothesis: str) -> tuple[str, str]:
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a text in lower case, without a final punctuation mark."""
+    """Returns the words of a text in lower case, each without a punctuation mark at its end."""
     words = (re.sub(r"[.,?!]$", "", word) for word in text.strip().lower().split(" "))
     return [word for word in words if word]
 
 
 def _matches(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> tuple[int, int]:
-    """Returns how many consecutive words directly before, and directly after, the pronoun are also in the claim."""
+    """Returns the number of words directly before the pronoun that are also in the claim, and of those after it."""
     return _shared(words[:pronoun][::-1], claim[::-1]), _shared(words[pronoun + 1 :], claim)
 
 
@@ -50,11 +50,11 @@ def _shared(words: Sequence[str], claim: Sequence[str]) -> int:
 
 
 def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
-    """Returns the text of the claim that stands for the pronoun, or "" if none of the pronoun's neighbors match.
+    """Returns the text of the claim that stands for the pronoun, or "" if there is none.
 
-    The pronoun's neighbors are the words before and after it that are also in the claim. Returns the text of the claim
-    between the neighbors. If there is none, returns the text before the neighbors that follow the pronoun, or else the
-    text after the neighbors that precede it.
+    The neighbors of the pronoun are the words before and after it that are also in the claim (`_matches`). The result
+    is the text of the claim between the neighbors. If there is none, it is the text before the neighbors that follow
+    the pronoun, or else the text after the neighbors that precede the pronoun.
     """
     before, after = _matches(words, pronoun, claim)
     if not before + after:
@@ -68,9 +68,9 @@ def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
 
 
 def _as_written(noun: str, hypothesis: str) -> str:
-    """Returns a noun phrase, starting at its last article, as it is written in the hypothesis.
+    """Returns a noun phrase as it is written in the hypothesis, without punctuation, `'` or `'s` at its end.
 
-    The result has the upper and lower case of the hypothesis, but no punctuation or `'s` at its end.
+    Words before the articles of the phrase are dropped. Raises `UserError` if the hypothesis lacks the phrase.
     """
     words = noun.split(" ")
     words = words[max((words.index(article) for article in _ARTICLES if article in words), default=0) :]

@@ -222,7 +222,7 @@ class LabeledRows(Rows):
         return bytes(self.values("context_bytes", document)).decode("utf-8")
 
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first character, and the end in characters, of each token of an example's context [tokens]."""
+        """Returns two arrays [tokens]: the first character and the end (exclusive) of each token of the context."""
         size = int(self.sizes[document, 1])
         return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 

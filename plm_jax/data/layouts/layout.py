@@ -27,7 +27,7 @@ class RowRequest:
       split: documents of the split.
       name: name of the split, such as `train`.
       identity: hash that identifies the contents of the cache; empty if there is no cache.
-      folder: local folder to which indexes of rows are written.
+      folder: local folder in which indexes of rows are stored.
       length: number of tokens of a row.
       objective: the objective that reads the rows.
       seed: seed for the choices that are drawn when the split is opened.
@@ -225,7 +225,7 @@ def check_length(length: int, least: int, plural: str) -> None:
 def check_special_ids(special: SpecialIds, num_texts: int, plural: str) -> None:
     """Raises a `UserError` if the vocabulary lacks the special ids around texts.
 
-    They are cls and sep or, for a row of one text, also bos and eos. `plural` is the noun for the rows in the message.
+    They are cls and sep; for rows of one text, bos and eos suffice. `plural` is the noun for the rows in the message.
     """
     if None not in (special.cls, special.sep):
         return

@@ -120,8 +120,8 @@ class Order(RowOrder):
     def resume(self, k: int, before: Self) -> int:
         """Returns the position of this order that corresponds to position k of the order `before`.
 
-        In the same epoch, the same number of tokens precedes the two positions. The result is rounded up to a whole row
-        and is at most the end of the epoch.
+        The result is in the epoch of position k, after the same number of tokens of this epoch. It is rounded up to a
+        whole row, and is at most the end of the epoch.
         """
         epoch, offset = before._locate(k)
         cycle, number = divmod(epoch, len(self._passes))

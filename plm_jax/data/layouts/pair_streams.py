@@ -229,7 +229,7 @@ class _DirectedText:
         return (stop - start - 1 - starts)[::-1] if self.is_backward else starts
 
     def edges(self, start: int, stop: int) -> np.ndarray:
-        """Returns the sorted positions in [start, stop), the edges, at which a sentence begins or the text ends."""
+        """Returns the edges in [start, stop): the sorted positions at which a sentence begins or the text ends."""
         if self.is_backward:
             return (self.num_tokens - self._edges(self.num_tokens - stop + 1, self.num_tokens - start + 1))[::-1]
         return self._edges(start, stop)

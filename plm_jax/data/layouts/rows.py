@@ -87,7 +87,7 @@ class Rows(abc.ABC):
         return ()
 
     def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
-        """Returns arrays or ranges of the rows that may have text of a document. Each is within one pass.
+        """Returns arrays or ranges of the rows that may have text of a document, each within one pass.
 
         `documents` tells whether a row really has text of the document.
 
@@ -116,7 +116,7 @@ class SpanRows(Rows):
 
     @abc.abstractmethod
     def span(self, item: int) -> tuple[int, int]:
-        """Returns the span [start, stop) of `text` that row `item` consists of."""
+        """Returns the span [start, stop) of the tokens of `text` that are in row `item`."""
 
     @abc.abstractmethod
     def rows_within(self, start: int, stop: int) -> list[range]:

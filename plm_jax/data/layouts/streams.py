@@ -137,10 +137,10 @@ class StreamRows(StridedRows):
 class StreamOrder(RowOrder):
     """Order of rows of streams: row r of each batch continues row r of the previous batch.
 
-    The text is cut into shares, one for each row of a batch. After the end of its share, a row of the batch continues
-    with the next share; after the end of the text, it continues with the beginning of the text. If there are several
-    passes, the rows of a batch are divided evenly among them: the first rows read the first pass, and so on. Each pass
-    then has as many shares as rows of the batch read it.
+    If there are several passes, the rows of a batch are divided evenly among them: the first rows read the first pass,
+    and so on. The text of a pass is cut into shares, one for each row of the batch that reads the pass. After the end
+    of its share, a row of the batch continues with the next share; after the end of the text, it continues with the
+    beginning of the text.
     """
 
     rows: StridedRows
@@ -186,8 +186,8 @@ class StreamOrder(RowOrder):
     def resume(self, k: int, before: Self) -> int:
         """Returns the position of this order that corresponds to position k of the order `before`.
 
-        Each row takes up `stride` tokens. The result is the first start of a batch that at least as many tokens precede
-        as position k of `before`.
+        The result is the start of the first batch before which this order reads at least as many tokens as `before`
+        reads before position k.
         """
         num_tokens = k * before.rows.stride
         return -(-num_tokens // (self._batch_size * self.rows.stride)) * self._batch_size

@@ -137,8 +137,8 @@ class Corpus(abc.ABC):
     """An opened source: its documents by split and shard, and a fingerprint of its contents.
 
     Attributes:
-      splits: names of the splits. `prepare` reads `train` and `validation`; if there is no `validation`, it holds out
-        some of the training records.
+      splits: names of the splits. `prepare` reads `train` and `validation`; if there is no `validation`, it may hold
+        out some of the training records.
       columns: further columns of records, in `Record.values`. A record has one number for a column of kind `document`,
         and a sequence of numbers of any length for a column of kind `value`.
       keeps_offsets: whether the cache stores the characters that each token spans.

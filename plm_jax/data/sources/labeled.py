@@ -93,7 +93,7 @@ class _TextsForm(Form):
 class ClassForm(_TextsForm):
     """A text or a pair of texts, and its class: a name in `labels` or an index from 0.
 
-    If a name in `labels` looks like a number, indices are not accepted.
+    If a name in `labels` looks like a number, numbers are read as names, not as indices.
 
     Attributes:
       text: field of the text.
@@ -116,7 +116,7 @@ class LabelsForm(_TextsForm):
     """A text or a pair of texts, and any number of labels.
 
     Labels are a list of names in `labels` or of indices from 0, or a text with names separated by commas, semicolons or
-    vertical bars. If a name in `labels` looks like a number, indices are not accepted.
+    vertical bars. If a name in `labels` looks like a number, numbers are read as names, not as indices.
 
     Attributes:
       text: field of the text.
@@ -154,7 +154,7 @@ class ScoreForm(_TextsForm):
 class TagForm(Form):
     """A list of words and a list with a tag for each word: a name in `labels` or an index from 0.
 
-    If a name in `labels` looks like a number, indices are not accepted.
+    If a name in `labels` looks like a number, numbers are read as names, not as indices.
 
     Attributes:
       words: field of the words.

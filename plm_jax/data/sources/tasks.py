@@ -173,7 +173,7 @@ def _seqio_task(source: RegisteredSource, name: str) -> seqio.Task:
 
 
 def rates(source: RegisteredSource) -> dict[str, float] | None:
-    """Returns the rate of each task of a registered mixture, as seqio computes it, or None if `source` is no mixture.
+    """Returns the rate of each task of a mixture, as seqio computes it, or None if the source does not name a mixture.
 
     Like seqio, skips tasks without a `train` split.
 

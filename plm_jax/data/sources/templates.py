@@ -80,7 +80,7 @@ def render(template: str, location: str, row: Mapping[str, Any], template_name: 
 
 
 def render_all(template: str, location: str, row: Mapping[str, Any], template_name: str) -> tuple[str, ...]:
-    """Returns a tuple with the rendered template or, if it is only a field with a list of texts, with these texts.
+    """Returns a tuple: the rendered template or, if the template is only a field with a list of texts, these texts.
 
     Raises:
       BadRow: the row lacks a field, or a field does not fit the template.

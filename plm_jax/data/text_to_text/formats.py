@@ -3,7 +3,7 @@
 A format is a function from a row to a list of examples. A row is a mapping with the fields of the TFDS data set. An
 example has the texts `inputs` and `targets`, and further fields for the postprocessor of the task. Most rows make one
 example. A row of ReCoRD with several answers makes one per answer. In training, a row of WSC makes none unless its noun
-is correct. Formats raise a `UserError` if a field has the wrong type or value, and a `KeyError` if it is missing.
+is correct. A format raises an error, such as `UserError` or `KeyError`, if a row does not fit.
 """
 
 import math
@@ -127,8 +127,7 @@ def wsc(row: Row) -> list[Example]:
     """Converts a row of WSC: `wsc: … *pronoun* …` → the candidate noun, which is correct if `label` is 1.
 
     Raises:
-      UserError: a field has the wrong type or value, or the word at `span2_index` is not `span2_text` or is the first
-        word.
+      UserError: a text or the label is invalid, or the word at `span2_index` is not `span2_text` or is the first word.
     """
     text, index, pronoun = _text(row, "text"), row["span2_index"], _text(row, "span2_text")
     words, blanked = text.split(" "), _WSC_CORRECTIONS.get(text)

@@ -105,9 +105,9 @@ def mean_over_groups(metric: Metric) -> Metric:
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
     """Returns the exact match `em` and the F1 of words `f1`, each for the closest correct answer.
 
-    Answers are normalized as in SQuAD's script. Each target needs at least one correct answer.
-    The F1 of two empty answers is 0, as in T5 and in the script of SQuAD 1.1. In the script of SQuAD 2.0 and in
-    `data.labeled.metrics`, this F1 is 1.
+    Answers are normalized as in SQuAD's script. Each target needs at least one correct answer. The F1 of two empty
+    answers is 0, as in T5 and in the script of SQuAD 1.1. In the script of SQuAD 2.0 and in `data.labeled.metrics`,
+    this F1 is 1.
     """
     exact, f1 = [], []
     for answers, prediction in zip(targets, predictions, strict=True):

@@ -244,6 +244,12 @@ def test_choices_of_a_form_without_labels_need_an_answer():
     assert prompts.example_builder("a", source)(rows.SourceRow("a:1", fields | {"label": "c"})).right == 1
 
 
+def test_an_invalid_template_of_a_choice_is_one_line():
+    source = config.LabeledTable("a", config.ClassForm(("b", "c")), prompt=config.PromptConfig("{text}", ("{a", "b")))
+    with pytest.raises(UserError, match=r"a:1 does not fit the source's prompt\.choices: expected '}'"):
+        prompts.example_builder("a", source)(rows.SourceRow("a:1", {"text": "how", "label": "b"}))
+
+
 def test_choices_of_a_score_are_numbers():
     source = config.LabeledTable("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
     with pytest.raises(UserError, match='a:1 has the choice "nan", which is not a number'):

@@ -83,9 +83,9 @@ def render_all(template: str, location: str, row: Mapping[str, Any], template_na
     """Returns a tuple: the rendered template or, if the template is only a field with a list of texts, these texts.
 
     Raises:
-      BadRow: the row lacks a field, or a field does not fit the template.
+      BadRow: the template is invalid, the row lacks a field, or a field does not fit the template.
     """
-    parts = list(string.Formatter().parse(template))
+    parts = _raise_bad_row(lambda: list(string.Formatter().parse(template)), location, row, template_name)
     text, field, *_ = parts[0] if len(parts) == 1 else ("", None)
     if field and not text:
         values = _with_values(field, row)

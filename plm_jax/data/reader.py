@@ -140,11 +140,20 @@ class Reader:
 
         A rate in the config is divided by the number of examples per row. Without rates in the config, the rates are
         the numbers of training tokens, or the numbers of rows if a source has inputs and targets.
+
+        Raises:
+          UserError: the config lacks a source of the phase, whose number of examples per row is therefore unknown.
         """
         if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Sources of text and of records are not mixed by tokens (`config.checks`), whose rows differ in size.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
-        rates = {}
+        rates, absent = {}, [name for name in phase.mixture if name not in self.sources]
+        several = next((name for name in self.sources if self.training_rows(name, phase).examples_per_row != 1), None)
+        if absent and several:
+            raise UserError(
+                f"the run was trained on '{absent[0]}', which the config lacks; without it, the position in "
+                f"'{several}', whose rows contain several examples, is unknown: keep '{absent[0]}' in config.data"
+            )
         for name in dict.fromkeys([*phase.mixture, *self.sources]):
             if name not in self.sources:
                 rates[name] = phase.mixture[name]

@@ -15,6 +15,7 @@ from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import is_role
 from plm_jax.data import reader
+from plm_jax.data.prepare import caches
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoints, resume, setup
 from plm_jax.training import optimizers
@@ -301,6 +302,25 @@ def test_removing_a_source_repeats_no_rows_of_the_other(tiny):
     follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]
     for k, number in enumerate(follow, 24):
         np.testing.assert_array_equal(after.example(k)["tokens"], before.example(number)["tokens"])
+
+
+def test_removing_a_source_is_rejected_if_rows_have_several_examples(tmp_path):
+    """Without it, nobody knows how many of its examples were in a row, and thus how many of the others were read."""
+    for name in "ab":
+        rows = [{"inputs": f"{name} {number}", "targets": "yes"} for number in range(300)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = {name: config.TableInputsTargets(f"{tmp_path}/{name}.jsonl", "inputs", "targets") for name in "ab"}
+    packed = config.InputsTargetsConfig(target_length=64, packed=True)
+    vocabulary = config.VocabularyConfig("bytes", pad=256, eos=257)
+    data = config.DataConfig(f"{tmp_path}/cache", 128, sources, {"a": 1.0, "b": 1.0}, inputs_targets=packed)
+    caches.prepare(data, vocabulary, show_progress=False)
+    run = dataclasses.replace(tiny.PLAIN, model=tiny.T5, objective=objectives.SpanCorruption(), data=data)
+    run = dataclasses.replace(run, vocabulary=vocabulary)
+    alone = dataclasses.replace(data, sources={"a": sources["a"]}, mixture={"a": 1.0})
+    phases = config.resolve_phases(run)
+    reader.Reader(config.reader_config(run, phases))
+    with pytest.raises(UserError, match=r"trained on 'b', which the config lacks.* keep 'b' in config\.data"):
+        reader.Reader(config.reader_config(dataclasses.replace(run, data=alone), phases))
 
 
 def fields(kind, path="", above=()):

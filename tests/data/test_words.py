@@ -58,6 +58,13 @@ def test_words_are_looked_up_and_others_are_unknown(path):
     assert starts.tolist() == [0, 2] and len(ids) == 7
 
 
+def test_added_ids_have_no_text(path):
+    vocabulary = vocabularies.load(config.VocabularyConfig(f"words:{path}", **SPECIALS, added=2, pad=7, sentinels=1))
+    assert vocabulary.vocab_size == 9
+    assert vocabulary.decode([6, 3, 7, 4, 7]) == "the whale"
+    assert vocabulary.decode([3, 8, 4, 9]) == "the <extra_id_0> whale <UNK>"
+
+
 def test_identity_is_of_words_and_special_ids(path, tmp_path):
     def identity(**specials):
         return vocabularies.identity(vocabularies.load(config.VocabularyConfig(f"words:{path}", **specials)))

@@ -40,7 +40,8 @@ class Words(Vocabulary):
         return [self._ids.get(word, self._unknown) for word in s.split()]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return " ".join(self.table["words"][int(i)] for i in ids if 0 <= i < self._size)
+        words = self.table["words"]
+        return " ".join(words[i] for i in ids if 0 <= i < len(words))
 
     @override
     def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:

@@ -221,8 +221,9 @@ class _Answerer:
 
     def answers(self) -> list[str]:
         """Returns the model's answer to the inputs of each example."""
-        prompts = [self._rows.prompt(inputs.tolist(), self._length) for inputs, _ in self._examples]
-        limit = self._rows.target_length or self._rows.lengths(self._length)[1]
+        length, target_length = self._rows.lengths(self._length)
+        prompts = [self._rows.prompt(inputs.tolist(), length) for inputs, _ in self._examples]
+        limit = self._rows.target_length or target_length
         decoding = self._decoding.changed(max_new_tokens=self._decoding.max_new_tokens or limit, num_return_sequences=1)
         write = self._lm.writer(settings=decoding)
         answers = self._batched(f"{self._task}: answering", prompts, write)

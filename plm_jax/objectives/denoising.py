@@ -112,17 +112,24 @@ class Denoising(Objective):
     def input_length(self, length: int) -> int:
         """Returns the maximum number of tokens that fit in an encoder row of `length` with bos, eos and inserted masks.
 
-        If masks are inserted, `apply` may make a row of `length` - 1 from this number of tokens.
-
         Raises:
           UserError: no token fits.
         """
         num_tokens = int((length - 2) / (1 + self.insert)) + 1
-        while num_tokens + math.ceil(self.insert * num_tokens) > length - 2:
+        while self._noised_length(num_tokens) > length:
             num_tokens -= 1
         if num_tokens < 1:
             raise UserError(f"denoising cannot make a row of length {length}: raise config.data.length")
         return num_tokens
+
+    @override
+    def row_length(self, length: int) -> int:
+        """Returns the length of the encoder's row: `length` or, if no text has this length with masks, `length` - 1."""
+        return self._noised_length(self.input_length(length))
+
+    def _noised_length(self, num_tokens: int) -> int:
+        """Returns the length of an encoder row for `num_tokens` tokens of text, with bos, eos and inserted masks."""
+        return num_tokens + math.ceil(self.insert * num_tokens) + 2
 
     @override
     def target_length(self, length: int) -> int:
@@ -143,12 +150,12 @@ class Denoising(Objective):
             separately.
 
         Returns:
-          `tokens` and `mask` [L] int32: bos, the noised text and eos. A text that many empty spans have made too long
-          is cut before eos. `targets` [T] int32 and `target_weights` [T] float32: bos, the text and eos, with T =
-          `target_length(L)`. A document of which the encoder's row has no token has weights of 0. `decoder_tokens` [T]
-          int32: the targets shifted right by one, with eos as the first token.
+          `tokens` and `mask` [R] int32, with R = `row_length(L)`: bos, the noised text and eos. A text that many empty
+          spans have made too long is cut before eos. `targets` [T] int32 and `target_weights` [T] float32: bos, the
+          text and eos, with T = `target_length(L)`. A document of which the encoder's row has no token has weights of
+          0. `decoder_tokens` [T] int32: the targets shifted right by one, with eos as the first token.
 
-          If the example has `segment_ids`, the row also has `segment_ids` [L] and `decoder_segment_ids` [T] int32: the
+          If the example has `segment_ids`, the row also has `segment_ids` [R] and `decoder_segment_ids` [T] int32: the
           number of each token's document, counted from 1, or 0 at padding. The first bos belongs to the first document,
           and the last eos belongs to the last document. The row then also has `decoder_positions` [T] int32, which
           restart at 0 in each document; at position 0, the decoder reads eos.
@@ -158,7 +165,7 @@ class Denoising(Objective):
         """
         tokens = np.asarray(example["tokens"], np.int32)
         self._check(special)
-        length, target_length = len(tokens) + math.ceil(self.insert * len(tokens)) + 2, len(tokens) + 2
+        length, target_length = self._noised_length(len(tokens)), len(tokens) + 2
         if "mask" in example:
             tokens = tokens[: np.count_nonzero(example["mask"])]
         begins = np.zeros(1, np.int64)

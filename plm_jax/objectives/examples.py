@@ -90,7 +90,7 @@ class EncoderDecoderRows(ExampleRows):
 
     @override
     def lengths(self, length: int) -> tuple[int, int]:
-        return length, self.target_length or self.objective.target_length(length)
+        return self.objective.row_length(length), self.target_length or self.objective.target_length(length)
 
     @override
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:

@@ -121,8 +121,8 @@ class Objective(Role):
         return length
 
     def num_positions(self, length: int) -> int:
-        """Returns the number of positions that a row of `length` uses."""
-        return length
+        """Returns the number of positions that a row uses if `config.data.length` is `length`."""
+        return self.row_length(length)
 
     @property
     def rows_per_example(self) -> int:

@@ -202,7 +202,8 @@ def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict
     model = run.model
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
-    contexts = [size for size in _powers(16) if phase.length % (2 * size) == 0 and (size == 1 or phase.length >= 8192)]
+    length = config.in_phase(run, phase).objective.row_length(phase.length)
+    contexts = [size for size in _powers(16) if length % (2 * size) == 0 and (size == 1 or length >= 8192)]
     pipeline_sizes = [size for size in _powers(16) if cuts(model, size)]
     for tensor, context, pipeline in itertools.product(tensors, contexts, pipeline_sizes):
         remaining, rest = divmod(devices, tensor * context * pipeline)

@@ -179,7 +179,8 @@ def test_rows_are_as_long_as_possible(length, insert):
     assert objective.stride(length) == size
     assert objective.settings.target_length(length) == size + 2
     result = objective({"tokens": np.full(size, TEXT)}, np.random.default_rng(0))
-    assert len(result["tokens"]) in (length, length - 1) and len(result["targets"]) == size + 2
+    assert len(result["tokens"]) == objective.settings.row_length(length) in (length, length - 1)
+    assert len(result["targets"]) == size + 2
 
 
 def test_rows_without_insertion_have_full_length():

@@ -117,7 +117,12 @@ def test_sizes_equal_row_sizes(objective, special, target_length, inputs, target
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize(
     ("objective", "special"),
-    [(SPANS, T5), (objectives.PrefixLM(), T5), (objectives.Denoising(permute_sentences=0.0), BART)],
+    [
+        (SPANS, T5),
+        (objectives.PrefixLM(), T5),
+        (objectives.Denoising(permute_sentences=0.0), BART),
+        (objectives.Denoising(permute_sentences=0.0, insert=0.5), BART),  # No text has exactly 24 tokens with masks.
+    ],
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_text_rows_have_keys_and_shapes_of_example_rows(objective, special, target_length, segmented):

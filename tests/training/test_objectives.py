@@ -33,16 +33,28 @@ def make(objective):
         model=MODELS[objective.architectures[0]],
         objective=objective,
         data=config.DataConfig("cache", 64, {"a": config.TextFiles("a")}),
-        vocabulary=config.VocabularyConfig("bytes", pad=256, eos=257, mask=258, sentinels=30),
+        vocabulary=config.VocabularyConfig("bytes", pad=256, eos=257, mask=258, bos=259, sentinels=30),
         optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
         train=config.TrainConfig(steps=5, batch_size=4),
     )
 
 
-@pytest.mark.parametrize("kind", ["full_lm", "ul2", "replace_spans", "prefix_lm", "masked_lm", "causal"])
-def test_row_lengths_equal_those_of_the_batch(kind):
-    run = make(objectives.Objective.choices[kind]())
+@pytest.mark.parametrize(
+    "objective",
+    [
+        objectives.FullLM(),
+        objectives.UL2(),
+        objectives.ReplaceSpans(),
+        objectives.PrefixLM(),
+        objectives.MaskedLM(),
+        objectives.Causal(),
+        objectives.Denoising(insert=0.6),  # Its rows have 63 tokens.
+    ],
+    ids=lambda objective: objective.kind,
+)
+def test_row_lengths_equal_those_of_the_batch(objective):
+    run = make(objective)
     assert config.from_dict(config.to_config_dict(run)) == run
     batch = blank_batch(config.reader_config(run), 64)
     (stage,) = config.resolve_phases(run)

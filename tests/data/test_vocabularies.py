@@ -228,6 +228,27 @@ def test_sentinels_of_a_sentencepiece_file_are_the_ones_that_count(trained, tmp_
         vocabularies.load(dataclasses.replace(with_sentinels, added=1, sop=402))
 
 
+def test_text_pieces_of_a_sentencepiece_model_are_not_special_ids(trained, tmp_path):
+    model = sentencepiece_model_pb2.ModelProto()
+    with open(vocabularies.files(trained.spec)[0], "rb") as file:
+        model.ParseFromString(file.read())
+    piece = model.pieces[5]
+    # Types of special pieces. Tools that append such pieces to a model often leave NORMAL. The names are from ChatGLM.
+    special = {"[gMASK]": piece.NORMAL, "<sop>": piece.NORMAL, "control": piece.CONTROL, "user": piece.USER_DEFINED}
+    for name, kind in special.items():
+        model.pieces.add(piece=name, score=0.0, type=kind)
+    (tmp_path / "special.model").write_bytes(model.SerializeToString())
+    section = dataclasses.replace(trained, spec=f"sentencepiece:{tmp_path}/special.model")
+    loaded = vocabularies.load(section)
+    ids = loaded.encode("the whale \u2603")
+    assert any(map(loaded.processor.is_byte, ids))
+    for i in ids:
+        with pytest.raises(UserError, match=rf"mask is {i}, a text token in .*: use the id of a special token"):
+            vocabularies.load(dataclasses.replace(section, mask=i))
+    ids = dict(zip(("gmask", "sop", "mask", "cls"), range(400, 404), strict=True))
+    assert vocabularies.load(dataclasses.replace(section, **ids)).vocab_size == 404
+
+
 def test_special_ids_may_be_added_above_the_file(trained, gpt2):
     for spec in (trained, gpt2.specials):
         plain = vocabularies.load(spec)

@@ -1,6 +1,7 @@
 """SentencePiece models."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,9 @@ class SentencePiece(Vocabulary):
             expected = getattr(specials, name)
             if expected is not None and actual >= 0 and actual != expected:
                 raise UserError(f"config.vocabulary.{name} is {expected} but {path} has {actual}: set it to {actual}")
+        special_ids = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
+        text = {i for i in special_ids if i < len(tokens) and _is_text(model.pieces[i])}
+        symbols.check_not_text(path, specials, text)
         self._byte_counts = {i: 1 for i, piece in enumerate(model.pieces) if piece.type == piece.BYTE}
         self._ink = [_piece_ink(piece) for piece in model.pieces]
         self._ink_sizes = np.array(list(map(len, self._ink)))
@@ -125,6 +129,18 @@ class SentencePiece(Vocabulary):
                 offsets[begin:end] = self._begins(text)
         units = [_FOLDED[unit] if is_changed else unit for unit, is_changed in zip(units, changed, strict=True)]
         return Encoded(ids, offsets, sizes, units)
+
+
+# Name of a special token, such as `<sop>` or `[gMASK]`.
+_BRACKETED = re.compile(r"▁?(<.+>|\[.+\])")
+
+
+def _is_text(piece: Any) -> bool:
+    """Whether a piece is a byte or text that is not the name of a special token in brackets.
+
+    Tools that append special tokens to a model often leave the type of the pieces at its default, `NORMAL`.
+    """
+    return piece.type == piece.BYTE or (piece.type == piece.NORMAL and not _BRACKETED.fullmatch(piece.piece))
 
 
 # ASCII white space according to `str.isspace`.

@@ -146,8 +146,8 @@ class LabeledObjective(Objective):
     ) -> TextRow:
         """Returns the row for one or two texts, which are truncated to fit into the `length` of the example.
 
-        In a decoder's row, each of two texts gets half of the row. In other rows, the longer of two texts is truncated
-        first, like `longest_first` in Hugging Face's tokenizers.
+        In a decoder's row, each of two texts gets half of the room that special tokens leave. In other rows, the longer
+        of two texts is truncated first, like `longest_first` in Hugging Face's tokenizers.
 
         Returns:
           A `TextRow`, whose row has `tokens` and `mask` [L] int32. If the format `has_types`, as for BERT and XLNet,
@@ -177,9 +177,10 @@ class LabeledObjective(Objective):
     def _decoder_room(self, length: int, num_texts: int, special: Special) -> int:
         """Returns the maximum number of tokens of each text in a decoder's row.
 
-        For two texts, it is `length // 2 - 2`, like `n_ctx // 2 - 2` in openai/finetune-transformer-lm.
+        For two texts and three special tokens in a row of even length, it is `length // 2 - 2`, like `n_ctx // 2 - 2`
+        in openai/finetune-transformer-lm.
         """
-        return self.row_format(special).room(length) if num_texts == 1 else length // 2 - 2
+        return self.row_format(special).room(length, num_texts) // num_texts
 
 
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:

@@ -175,6 +175,18 @@ def test_decoders_rows_are_gpt_1s(read, form):
         assert values["label"][row] == i % 2
 
 
+def test_each_text_of_a_decoder_has_half_of_the_room_in_its_frame():
+    special = objectives.Special(pad=4, vocab_size=100, frame=((0, 5), (3, 3), (2, 6)))
+    objective, texts = objectives.Classification("decoder"), [np.arange(10, 40), np.arange(50, 80)]
+    for length, room in ((20, 7), (21, 7), (22, 8)):
+        row = objective.make_row(texts, {"length": length}, special)
+        expected = [0, 5, *range(10, 10 + room), 3, 3, *range(50, 50 + room), 2, 6]
+        assert row.row["tokens"].tolist() == expected + [4] * (length - len(expected))
+        assert row.sizes == [room, room]
+        sizes = np.array([[room, room], [room + 1, 1], [1, room + 1]])
+        assert objective.are_truncated(sizes, length, special).tolist() == [False, True, True]
+
+
 def test_rows_without_an_lm_term_have_no_targets(read):
     examples = [{"text": text, "score": i / 3} for i, text in enumerate(texts_of(0, 6, 9))]
     values, origins, _ = read(examples, config.ScoreForm(), objectives.Regression("decoder"), GPT)

@@ -130,8 +130,6 @@ def _check_room(
     num_texts = min(num_texts, 2)
     num_special = length - objective.row_format(special).room(length, num_texts)
     check_length(length, num_special + _LEAST_TOKENS, f"rows of {num_texts} texts with {num_special} special tokens")
-    if objective.rows == "decoder" and num_texts == 2:
-        check_length(length, 6, "a decoder's rows of two texts")
     if isinstance(objective, objectives.SpanExtraction):
         least = num_special + objective.question_length + objective.stride + 1
         if length < least:

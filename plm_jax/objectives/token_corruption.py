@@ -66,9 +66,7 @@ class ReplaceSpans(TextToText):
         noise = rng.random(len(tokens)) < self.noise_density
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
-        number = begins.cumsum()
-        if number[-1] >= len(special.sentinels):  # One is for the clean text after the last stretch of noise.
-            noise &= number < len(special.sentinels)
+        noise &= begins.cumsum() < len(special.sentinels)  # One is for the clean text after the last stretch of noise.
         return with_sentinels(tokens, noise, special), with_sentinels(tokens, ~noise, special)
 
 

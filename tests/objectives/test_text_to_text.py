@@ -93,6 +93,11 @@ def test_prefixes():
     assert texts(make("prefix_lm", rng, tokens=[10])) == [[], [10]]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_alone_has_neither_inputs_nor_targets(kind):
+    assert texts(make(kind, np.random.default_rng(0), tokens=[], padding=9)) == [[], []]
+
+
 @pytest.mark.parametrize(
     "kind, num_tokens, target_length",
     [

@@ -16,7 +16,7 @@ from jaxtyping import Array, Integer, Shaped
 from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
 from plm_jax.models.kernels.by_stream import by_stream
-from plm_jax.models.kernels.context import Keys, Queries, Seed, Window, join_heads, split_heads
+from plm_jax.models.kernels.context import Keys, Queries, Seed, Window, add_biases, join_heads, split_heads
 from plm_jax.models.kernels.over_mesh import over_mesh
 from plm_jax.models.layers import Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
@@ -150,9 +150,8 @@ class Attention(nn.Module):
         if context.kernel == "flash":
             query_BNQH, relative = position.relative_scores(layer, query_BNQH, key_BGKH)
             return query_BNQH, context.replace(relative=relative)
-        bias = position.layer_bias(layer, query_BNQH, key_BGKH)
-        bias = bias if context.bias is None or bias is None else context.bias + bias
-        return query_BNQH, context if bias is None else context.replace(bias=bias)
+        bias = add_biases(context.bias, position.layer_bias(layer, query_BNQH, key_BGKH))
+        return query_BNQH, context.replace(bias=bias)
 
     def _update_cache(self, name, new, context, axis):
         """Writes new keys or values to the cache, starting at `cache_index` along `axis`; returns the whole cache."""

@@ -18,6 +18,7 @@ from jaxtyping import Array, Integer
 from plm_jax.models import kernels, pipeline
 from plm_jax.models.attention import Attention
 from plm_jax.models.kernels import RESIDUALS, Context
+from plm_jax.models.kernels.context import add_biases
 from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.positions import Position
@@ -397,7 +398,7 @@ class Stack(nn.Module):
         position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
         distances = -context.distances_back(queries, keys).reshape(-1)
         by_distance = position.distance_bias(tables, distances, *of_model)
-        return bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)
+        return add_biases(bias, None if by_distance is None else by_distance.reshape(1, -1, queries, keys))
 
 
 def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:

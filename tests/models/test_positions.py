@@ -1,6 +1,7 @@
 """Position schemes: biases of tiles, and schemes of users."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,45 @@ def test_scores_decrease_with_slope_of_head():
             scores = [query[0, head, index] @ key[0, head, k] - slope * abs(k - index) for k in range(5)]
             weights = np.exp(scores) / np.exp(scores).sum()
             np.testing.assert_allclose(got[0, head, index], weights @ value[0, head], rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class SlopesOfKeys(Slopes):
+    """Slopes, and a bias that depends on the position of the key alone."""
+
+    kind = "slopes_of_keys"
+
+    def bias(self, tables, query_positions, key_positions, heads, causal):
+        return jnp.broadcast_to(3 * jnp.sin(key_positions), (1, heads, len(query_positions), len(key_positions)))
+
+
+@dataclass(frozen=True)
+class OneBias(Position):
+    """The scores of `SlopesOfKeys` without a separate bias by distance."""
+
+    kind = "one_bias"
+
+    def bias(self, tables, query_positions, key_positions, heads, causal):
+        slopes = 2.0 ** (-8 * jnp.arange(1, heads + 1) / heads)
+        distances = jnp.abs(key_positions - query_positions[:, None])
+        return (3 * jnp.sin(key_positions) - slopes[:, None, None] * distances)[None]
+
+
+def test_both_biases_of_a_scheme_are_added():
+    """Also if the slots of a cache are not sorted by position."""
+    tokens, order = tokens_of(), jnp.array([0, 3, 1, 2, 7, 5, 4, 6])
+    module, params = randomized(with_position(small(attention_kernel="xla"), SlopesOfKeys()))
+
+    def apply_with(position, tokens, **inputs):
+        model = registry.build(with_position(module.model, position))
+        return jax.jit(partial(model.apply, mutable=["cache"]))({"params": params}, tokens, **inputs)[0]
+
+    both, sum_of_both, slopes = (apply_with(position, tokens) for position in (SlopesOfKeys(), OneBias(), Slopes()))
+    np.testing.assert_allclose(both, sum_of_both, atol=1e-5)
+    assert np.abs(both - slopes).max() > 0.01
+    cache = {"mask": jnp.ones_like(tokens), "positions": order[None], "cache_index": 0, "slot_positions": order}
+    cached = apply_with(SlopesOfKeys(), tokens[:, order], **cache)
+    np.testing.assert_allclose(cached, both[:, order], atol=1e-4)
 
 
 @user_positions

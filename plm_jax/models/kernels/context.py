@@ -178,7 +178,7 @@ class Context(struct.PyTreeNode):
         """Returns this context with a kernel, and with the dense mask and the bias that the kernel needs.
 
         `flash` needs neither a dense mask nor a change of the bias. For `xla` and `cudnn`, `distance_bias` is expanded
-        to `bias`.
+        and added to `bias`.
 
         Args:
           kernel: `xla`, `flash` or `cudnn`.
@@ -196,7 +196,8 @@ class Context(struct.PyTreeNode):
         visible = functools.reduce(jnp.logical_and, dense) if dense else None
         if visible is not None and kernel == "cudnn":
             visible = jnp.broadcast_to(visible, (visible.shape[0], 1, queries, keys))
-        bias = self.bias if self.distance_bias is None else expand_distance_bias(self.distance_bias, queries)[None]
+        expanded = None if self.distance_bias is None else expand_distance_bias(self.distance_bias, queries)[None]
+        bias = add_biases(self.bias, expanded)
         return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=bias)
 
     def token_positions(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
@@ -271,6 +272,13 @@ class Context(struct.PyTreeNode):
             of_queries, of_keys = self.order
             dense.append(of_queries[:, None, :, None] > of_keys[:, None, None, :])
         return dense
+
+
+def add_biases(bias: jax.Array | None, other: jax.Array | None) -> jax.Array | None:
+    """Returns the sum of two biases of scores; None if both are None."""
+    if bias is None or other is None:
+        return other if bias is None else bias
+    return bias + other
 
 
 def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plm_jax import models
+from plm_jax.common.errors import UserError
 from plm_jax.configs import xlm
 from plm_jax.hub.bert import BertFamily
 from plm_jax.hub.t5 import T5Family
@@ -68,6 +69,24 @@ def test_relative_bucket_boundaries():
     expected = np.searchsorted([*range(1, 17), *ONE_WAY], distances, side="right")
     np.testing.assert_array_equal(relative_buckets(-distances, position, causal=True), expected)
     np.testing.assert_array_equal(relative_buckets(distances, position, causal=True), 0)
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(4, 3), (5, 3), (8, 5), (32, 17), (32, 10_000)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_distances_share_the_last_bucket_from_the_maximum(buckets, max_distance, causal):
+    position, distances = models.RelativeBias(buckets, max_distance), np.array([*range(200), 9_999, 10_000, 2**24])
+    found = np.asarray(relative_buckets(-distances, position, causal))
+    last = (buckets if causal else buckets // 2) - 1
+    assert found[0] == 0 and np.all(np.diff(found) >= 0) and found[-1] == last
+    assert np.all(found[distances >= max_distance] == last)
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(1, 128), (3, 128), (32, 8), (32, 16), (5, 2)])
+@pytest.mark.parametrize("settings", [models.RelativeBias, partial(models.LearnedRelativeBias, 64)])
+def test_buckets_that_do_not_fit_the_maximum_distance_are_rejected(settings, buckets, max_distance):
+    message = f"^relative bias with {buckets} buckets and a max_distance of {max_distance}: set buckets to at least 4, "
+    with pytest.raises(UserError, match=message):
+        settings(buckets=buckets, max_distance=max_distance)
 
 
 def assert_spread(leaf, std, cut=False):

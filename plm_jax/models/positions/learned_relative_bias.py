@@ -15,13 +15,16 @@ class LearnedRelativeBias(LearnedPositions):
     """Learned absolute positions combined with the score bias of `RelativeBias` (MPNet, Song et al. 2020).
 
     Attributes:
-      buckets: number of buckets that distances are divided into.
-      max_distance: distances of at least this size share one bucket in each direction.
+      buckets: number of buckets that distances are divided into, at least 4.
+      max_distance: distances of at least this size share one bucket in each direction; must be above buckets / 2.
     """
 
     kind: ClassVar[str] = "learned_relative_bias"
     buckets: ranges.Width = 32
     max_distance: ranges.Length = 128
+
+    def __post_init__(self):
+        _ = self.relative  # Its constructor checks the settings.
 
     @property
     def relative(self) -> RelativeBias:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 from plm_jax.models.positions.position import Position, Table
 
 
@@ -20,15 +21,22 @@ class RelativeBias(Position):
     `max_distance`; larger distances have wider ranges.
 
     Attributes:
-      buckets: number of buckets that distances are divided into; a bidirectional stack has half of them in each
-        direction.
-      max_distance: distances of at least this size share one bucket in each direction.
+      buckets: number of buckets that distances are divided into, at least 4; a bidirectional stack has half of them in
+        each direction.
+      max_distance: distances of at least this size share one bucket in each direction; must be above buckets / 2.
     """
 
     kind: ClassVar[str] = "relative_bias"
     buckets: ranges.Width = 32
     max_distance: ranges.Length = 128
     uses_absolute_positions = False
+
+    def __post_init__(self):
+        if self.buckets < 4 or self.max_distance <= self.buckets // 2:
+            raise UserError(
+                f"relative bias with {self.buckets} buckets and a max_distance of {self.max_distance}: set buckets to "
+                "at least 4, and max_distance to more than buckets / 2"
+            )
 
     @override
     def score_tables(self, width, heads, head_dim, initializer):

@@ -187,15 +187,23 @@ class ElmoConfig(ModelConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the operations of both directions, each with the word vectors and a prediction at every position."""
+        """Counts the operations of both directions.
+
+        With a softmax, each direction computes its own word vectors (`Elmo.streams`), and a prediction at every
+        position. Without a softmax, both directions read the same word vectors (`Elmo.features`).
+        """
         embedding, lstm = self.embedding, self.lstm
         filters_fit = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)
-        products = sum(width * embedding.dim * number * fits for width, number, fits in filters_fit)
-        products += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
-        products += lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
-        products += embedding.width * (samples + 1 if samples else embedding.vocab_size)
-        return 2 * length * products + sum(head.macs(self, length, targets) for _, head in self.heads)
+        word = sum(width * embedding.dim * number * fits for width, number, fits in filters_fit)
+        word += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
+        direction = lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
+        if isinstance(self.head, NoHead):
+            products = word + 2 * direction
+        else:
+            prediction = embedding.width * (samples + 1 if samples else embedding.vocab_size)
+            products = 2 * (word + direction + prediction)
+        return length * products + sum(head.macs(self, length, targets) for _, head in self.heads)
 
 
 class CharacterCNN(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import plm_jax
-from plm_jax import config, losses
+from plm_jax import config, losses, models
 from plm_jax.common import keys
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
@@ -335,6 +335,19 @@ def test_flops_are_three_forward_passes(samples):
     run = tiny.of_elmo(tiny.PLAIN, negative_samples=samples)
     stage = dataclasses.replace(config.resolve_phases(run)[0], batch_size=4)
     assert phase_costs.model_flops(run, stage) == 3 * counted
+
+
+def test_flops_of_a_task_leave_out_the_softmax():
+    """The word vectors count once, because both directions read them."""
+    model = dataclasses.replace(tiny.ELMO.with_task(models.TagsHead(labels=("a", "b"))), head=models.NoHead())
+    module, characters = registry.build(model), model_and_batch()[2]["characters"][:, 0]
+
+    def forward(params):
+        features = module.apply({"params": params}, characters, method="features")
+        return module.apply({"params": params}, features, name="task", method="head_output")
+
+    counted = flops.of_program(jax.make_jaxpr(forward)(registry.shapes(model)).jaxpr)
+    assert flops.per_step(model, *characters.shape[:2], targets=5) == 3 * counted
 
 
 def test_elmo_run_is_planned():

@@ -104,8 +104,8 @@ class ModelConfig(Role):
     def macs(self, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> float:
         """Returns the number of multiply-accumulate operations in the matrix products of a forward pass over a row.
 
-        Causal attention counts half as much as bidirectional attention, except in XLNet. Embedding look-ups and layers
-        that run once per row, such as a pooler, do not count.
+        Causal attention counts half as much as bidirectional attention. Embedding look-ups and layers that run once per
+        row, such as a pooler, do not count.
 
         Args:
           length: number of tokens of the row.

@@ -99,14 +99,19 @@ class XlnetConfig(EncoderConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the operations of both streams and of the heads; a causal mask does not reduce the number."""
+        """Counts the operations of both streams and of the heads.
+
+        In a causal model, attention to the tokens counts half; attention to the memory, and the products of the
+        position scheme, count in full.
+        """
         width, joined = self.embedding.width, self.attention.heads * self.attention.head_dim
         queries = length + (0 if isinstance(self.head, NoHead) else targets)
         keys, position = length + self.memory_length, self.attention.position
         products = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width * queries
-        products += 2 * joined * (width * (queries + keys) + queries * keys)
+        attended = self.memory_length + length / (2 if self.causal else 1)
+        products += 2 * joined * (width * (queries + keys) + queries * attended)
         products += position.macs(queries, keys, joined)
-        return self.stack.blocks * products + self.heads_macs(length, targets)
+        return self.stack.blocks * products + self.projection_macs(length) + self.heads_macs(length, targets)
 
 
 class TwoStreamStack(Stack):

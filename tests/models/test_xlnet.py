@@ -222,17 +222,24 @@ def test_the_memory_keeps_the_first_tokens(tmp_path):
     assert not np.any(memories[0][:, :, :4])
 
 
-@pytest.mark.parametrize("fields", [{}, {"mem_len": None, "clamp_len": 4}, {"clamp_len": 50}])
-def test_flops_equal_the_products_of_a_program(fields):
-    """Except for the projection of distances, which the rows of a batch share."""
+@pytest.mark.parametrize("embedding_size", [None, 5])
+@pytest.mark.parametrize(
+    "fields", [{}, {"mem_len": None, "clamp_len": 4}, {"clamp_len": 50}, {"attn_type": "uni"}], ids=str
+)
+def test_flops_equal_the_products_of_a_program(fields, embedding_size):
+    """Except for the projection of distances, which the rows of a batch share, and the half that is masked."""
     sizes = {"vocab_size": VOCAB, "d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 40, "mem_len": 7}
     model, rows = families.registered()["xlnet"].to_settings(sizes | fields), rows_of(0)
+    embedding, head = replace(model.embedding, embedding_size=embedding_size), replace(model.head, transform="relu")
+    model = replace(model, embedding=embedding, head=head)
     carry, module = nn.unbox(model.new_carry(BATCH)), registry.build(model)
     traced = jax.make_jaxpr(lambda params: streams(module, params, carry, rows))(registry.shapes(model))
     keys = LENGTH + model.memory_length
     distances = 2 * min(keys, fields.get("clamp_len", keys)) + 1
     shared = 2 * LAYERS * distances * WIDTH * WIDTH
-    assert flops.of_program(traced.jaxpr) == flops.per_step(model, BATCH, LENGTH, targets=TARGETS) / 3 + shared
+    masked = 2 * BATCH * LAYERS * 2 * WIDTH * (LENGTH + TARGETS) * LENGTH // 2 if model.causal else 0
+    counted = flops.per_step(model, BATCH, LENGTH, targets=TARGETS) / 3
+    assert flops.of_program(traced.jaxpr) == counted + shared + masked
 
 
 def test_tasks_read_the_content_stream_without_a_memory():

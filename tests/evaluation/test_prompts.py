@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import statistics
 import types
 
 import flax.linen as nn
@@ -162,6 +163,18 @@ def test_what_does_not_fit_is_dropped_from_the_front_and_counted(lm, run, capsys
     assert metrics["20_shots/dropped"] > 21 * 8
     assert few.count("\nIt is") >= 3 and "not [" in few
     assert metrics["2_shots/accuracy_deviation"] >= 0 and "0_shots/accuracy" not in metrics
+
+
+def test_metrics_of_several_seeds_have_a_mean_and_the_deviation_of_a_sample(lm, run, monkeypatch):
+    accuracies = (0.5, 0.6, 0.9)
+
+    def evaluate(self, shots, seed, show):
+        return {"accuracy": accuracies[seed]}
+
+    monkeypatch.setattr(few_shot._FewShotEvaluator, "evaluate", evaluate)
+    metrics = figures(lm, run, "moods", shots=(2,), seeds=(0, 1, 2))
+    assert metrics["2_shots/accuracy"] == pytest.approx(statistics.mean(accuracies))
+    assert metrics["2_shots/accuracy_deviation"] == pytest.approx(statistics.stdev(accuracies))
 
 
 def test_the_same_prompts_whatever_the_batch_size_and_the_limit(lm, run, capsys):

@@ -102,6 +102,17 @@ def test_perplexities_are_by_token_word_and_byte():
     assert metrics["byte_perplexity"] == pytest.approx(2 ** metrics["bits_per_byte"]) == pytest.approx(math.exp(8 / 13))
 
 
+@pytest.mark.parametrize("text", ["a b", " a b", "a b\n", " \n = Title = \n\n A  page . \n", "\t"])
+def test_words_and_bytes_are_counted_like_wikitext_in_lm_eval(text):
+    """White space at the beginning or at the end of a text adds an empty word, as in published word perplexities."""
+    wikitext = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
+    expected = wikitext.process_results({"page": text}, (-3.0,))
+    metrics = scoring.perplexities([text], [scoring.TextScore(-3.0, 2)])
+    assert metrics["words"] == expected["word_perplexity"][1]
+    assert metrics["bytes"] == expected["byte_perplexity"][1]
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(3 / expected["word_perplexity"][1]))
+
+
 def test_the_documents_of_a_split_are_told(tmp_path):
     texts = [f"the sea {number}" for number in range(40)]
     (tmp_path / "texts.txt").write_text("\n".join(texts))

@@ -238,6 +238,17 @@ def test_settings_survive_config_json_round_trip(name, config):
         assert model != family.to_settings({})
 
 
+def test_scaling_without_further_fields_is_that_of_llama_3_1():
+    """The values are those of `apply_scaling` in meta-llama/llama-models, llama3/model.py."""
+    model = families.registered()["llama"].to_settings({"rope_scaling": {"rope_type": "llama3"}})
+    assert vars(model.attention.position.scaling) == {
+        "factor": 8.0,
+        "low_frequency_factor": 1.0,
+        "high_frequency_factor": 4.0,
+        "original_length": 8192,
+    }
+
+
 @pytest.mark.parametrize("name", golden.ALL)
 def test_models_are_saved_as_the_family_that_they_were_read_as(name):
     pretrained = huggingface.read(golden.FOLDER / name)

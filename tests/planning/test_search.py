@@ -162,3 +162,18 @@ def test_the_guess_knows_what_costs():
     assert guess(microbatches=4).seconds > guess().seconds, "weights are gathered once more for each"
     assert guess(data=8, fsdp=1).memory > guess().memory
     assert math.isclose(guess(data=8, fsdp=1).memory - guess().memory, 16 * 10**9 * 7 / 8)
+
+
+@pytest.mark.parametrize(("is_gated", "num_activations"), [(False, 2), (True, 3)])
+def test_a_recomputed_layer_is_in_memory_while_its_gradient_is_computed(is_gated, num_activations):
+    """A device then holds the inputs of all layers and, in two bytes each, the activations of a single layer."""
+    (phase,) = config.resolve_phases(RUN)
+    sizes = {"data": 1, "fsdp": 8, "tensor": 1, "context": 1}
+
+    def memory(width):
+        feed_forward = dataclasses.replace(RUN.model.feed_forward, width=width, gated=is_gated)
+        run = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, feed_forward=feed_forward))
+        return search.estimate_cost(run, phase, 10**9, CHIP, sizes, 1, "full").memory
+
+    tokens = phase.batch_size // 8 * phase.length
+    assert math.isclose(memory(1064) - memory(64), 2 * num_activations * 1000 * tokens)

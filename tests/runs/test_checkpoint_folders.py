@@ -315,6 +315,21 @@ def test_prune_and_list(copied, verb):
         assert told.status == 2 and says in told.err, told.err
 
 
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "base", "retained"),
+    [
+        (2, 0, 0, {9, 10}),
+        (1, 4, 0, {4, 8, 10}),
+        (1, 0, 3, {9, 10}),  # The newest multiple of 3, and neither 3 nor 6.
+        (2, 5, 4, {5, 8, 9, 10}),
+        (20, 0, 0, set(range(1, 11))),
+        (1, 20, 20, {10}),
+    ],
+)
+def test_newest_checkpoints_and_checkpoints_at_multiples_are_retained(keep_last, keep_every, base, retained):
+    assert folders.retained(range(1, 11), keep_last, keep_every, base) == retained
+
+
 def test_prune_keeps_the_checkpoint_that_a_spike_rolls_back_to(copied, verb):
     newest = copied / "checkpoints/6"
     saved = json.loads((newest / "meta/metadata").read_text())["config"]

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import types
 from importlib import metadata
 
 import jax
@@ -263,6 +264,26 @@ def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
     settings = {"model.remat": report["remat"], "train.microbatches": 4}
     assert "would fit with" in (table := planning.table(report | {"suggestion": settings}))
     assert "--config.train.microbatches=4" in table and "--config.model.remat" not in table
+
+
+def test_memory_of_a_step_includes_temporaries_and_counts_donated_arguments_once(monkeypatch):
+    """The device holds 10,000 bytes of arguments, 1,000 of further results, 700 of temporaries and 60 of code."""
+    memory = types.SimpleNamespace(
+        argument_size_in_bytes=10_000,
+        output_size_in_bytes=9_000,
+        alias_size_in_bytes=8_000,
+        temp_size_in_bytes=700,
+        generated_code_size_in_bytes=60,
+    )
+    text = jax.jit(jax.numpy.sin).lower(1.0).compile().as_text()
+    compiled = types.SimpleNamespace(memory_analysis=lambda: memory, as_text=lambda: text)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_: compiled)
+    programs = Programs(SHARDED, jax.devices()[:8])
+    for hbm_bytes, fits in ((11_760, True), (11_759, False)):
+        chip = dataclasses.replace(flops.CHIPS["v5e"], hbm_bytes=hbm_bytes)
+        monkeypatch.setattr(flops, "chip", lambda device, chip=chip: chip)
+        report = planning._compiled(programs, lambda line: None)
+        assert (report["bytes_per_device"]["total"], report["fits"]) == (11_760, fits)
 
 
 def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):

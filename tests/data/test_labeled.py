@@ -1,6 +1,7 @@
 """Labeled examples: from files through the cache to the rows that the reader gives."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -269,6 +270,17 @@ def run_qas_labels(encoding, answers, null):
     return first, last
 
 
+def test_two_texts_are_truncated_like_in_tokenizers():
+    """Lengths are those of the strategy `longest_first` of Hugging Face's tokenizers."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    for room in range(2, 9):
+        tokenizer.enable_truncation(room, strategy="longest_first")
+        for sizes in itertools.product(range(1, 8), repeat=2):
+            sequences = tokenizer.encode(*("a " * size for size in sizes)).sequence_ids
+            assert objectives.truncate_longest(sizes, room) == [sequences.count(0), sequences.count(1)]
+
+
 @pytest.mark.parametrize("name", ["bert", "bart", "xlnet"])
 def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
     """A question without an answer has the position of cls, which is the last one in XLNet's rows."""
@@ -301,6 +313,19 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
                 a, b = (at - window.offset + window.first for at in span)
                 assert opened.context(document)[begins[a] : ends[b]] == example["answers"]["text"][0]
     assert answered > 10 and len(values["tokens"]) > len(documents)
+
+
+def test_answers_end_before_the_punctuation_that_follows_them(read, bert):
+    contexts = {"the union.": 4, "the (union) is strong": 5}
+    examples = [
+        {"question": "who ?", "context": context, "answers": {"text": ["union"], "answer_start": [start]}}
+        for context, start in contexts.items()
+    ]
+    objective = objectives.SpanExtraction(stride=2, question_length=6)
+    _, _, opened = read(examples, config.AnswerForm(), objective, bert)
+    for document in range(2):
+        (first, last), (begins, ends) = opened.answer(document), opened.context_offsets(document)
+        assert opened.context(document)[begins[first] : ends[last]] == "union"
 
 
 def test_answers_that_no_window_contains_are_reported(read, bert):

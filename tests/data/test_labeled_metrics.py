@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -20,6 +21,25 @@ def test_figures_of_classes_are_scikit_learns(classes):
     assert metrics.matthews(truth, predicted) == pytest.approx(sklearn.metrics.matthews_corrcoef(truth, predicted))
     if classes == 2:
         assert metrics.f1(truth, predicted) == pytest.approx(sklearn.metrics.f1_score(truth, predicted))
+
+
+@pytest.mark.parametrize("num_labels", [2, 5])
+def test_metrics_of_several_labels_are_those_of_scikit_learn(num_labels):
+    """The last example has no label, and the first label is neither true nor predicted."""
+    rng = np.random.default_rng(num_labels)
+    truth, predicted = rng.random((2, 40, num_labels)) < 0.4
+    truth[-1] = truth[:, 0] = predicted[:, 0] = False
+    rows = types.SimpleNamespace(
+        objective=types.SimpleNamespace(form="labels"),
+        num_rows=40,
+        document=lambda item: item,
+        values=lambda name, document: np.flatnonzero(truth[document]),
+    )
+    figures = metrics.compute_metrics(rows, np.where(predicted, 1.5, -1.5))
+    for average in ("micro", "macro"):
+        expected = sklearn.metrics.f1_score(truth, predicted, average=average, zero_division=0)
+        assert figures[f"f1_{average}"] == pytest.approx(expected)
+    assert figures["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(truth, predicted))
 
 
 def test_correlations_are_scipys_and_0_of_what_is_constant():
@@ -124,7 +144,7 @@ def test_answers_are_utils_qas():
 
 def test_most_context_is_where_berts_code_has_it():
     """`_check_is_max_context` of google-research/bert's run_squad.py, reread."""
-    for parts in ([(0, 5), (3, 5), (6, 4)], [(0, 3)], [(0, 8), (2, 8), (4, 8), (6, 3)]):
+    for parts in ([(0, 5), (3, 5), (6, 4)], [(0, 3)], [(0, 8), (2, 8), (4, 8), (6, 3)], [(0, 4), (1, 6)]):
         most = spans.most_context(parts)
         for token in range(max(first + size for first, size in parts)):
             scores = {

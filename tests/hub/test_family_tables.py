@@ -238,6 +238,19 @@ def test_settings_survive_config_json_round_trip(name, config):
         assert model != family.to_settings({})
 
 
+DEFAULTS = (
+    *("albert", "bart", "bert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "glm", "gpt2"),
+    *("llama", "modernbert", "mpnet", "mt5", "openai-gpt", "roberta", "t5", "xlm", "xlnet"),
+)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_fields_that_a_file_lacks_have_the_defaults_of_transformers(name):
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    family = families.registered()[name]
+    assert family.to_settings({"model_type": name}) == family.to_settings(auto.CONFIG_MAPPING[name]().to_dict())
+
+
 def test_scaling_without_further_fields_is_that_of_llama_3_1():
     """The values are those of `apply_scaling` in meta-llama/llama-models, llama3/model.py."""
     model = families.registered()["llama"].to_settings({"rope_scaling": {"rope_type": "llama3"}})

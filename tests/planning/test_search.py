@@ -14,6 +14,8 @@ from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.planning import search
 from plm_jax.training import flops, mesh
+from plm_jax.runs import phase_costs
+from plm_jax.training import flops
 from tests.planning.test_plan import SHARDED
 from tests.support.tiny import T5
 
@@ -177,3 +179,14 @@ def test_a_recomputed_layer_is_in_memory_while_its_gradient_is_computed(is_gated
 
     tokens = phase.batch_size // 8 * phase.length
     assert math.isclose(memory(1064) - memory(64), 2 * num_activations * 1000 * tokens)
+
+
+@pytest.mark.parametrize(("num_stages", "microbatches", "bubble"), [(1, 1, 0), (1, 4, 0), (2, 4, 1 / 4), (4, 2, 3 / 2)])
+def test_stages_wait_for_the_first_and_the_last_microbatch(num_stages, microbatches, bubble):
+    """The bubble is a share (p - 1) / m of the time of computation (Huang et al. 2019 §2.3, arXiv:1811.06965)."""
+    (phase,) = config.resolve_phases(RUN)
+    chip = dataclasses.replace(CHIP, hbm_bandwidth=1e30, network_bandwidth=1e30)
+    sizes = {"stage": num_stages, "data": 8 // num_stages, "fsdp": 1, "tensor": 1, "context": 1}
+    cost = search.estimate_cost(RUN, phase, 10**9, chip, sizes, microbatches, "none")
+    computing = phase_costs.model_flops(RUN, phase) / 8 / (search.PRODUCTS_SHARE * chip.flops)
+    assert math.isclose(cost.seconds, computing * (1 + bubble), rel_tol=1e-6)

@@ -52,6 +52,12 @@ def test_answers_have_minimum_length():
     assert min(map(len, generate(eos_ids=ends, min_new_tokens=4))) >= 4
 
 
+def test_an_answer_may_end_at_its_minimum_length():
+    (free,) = generate(PROMPTS[:1])
+    size = next(size for size in range(2, len(free)) if free[size] not in free[:size])
+    assert generate(PROMPTS[:1], eos_ids=[free[size]], min_new_tokens=size) == [free[:size]]
+
+
 def test_first_and_last_tokens_are_forced():
     forced = {"forced_bos_token_id": 7, "forced_prefix": [1, 2], "forced_eos_token_id": 9, "num_beams": 3}
     for row in generate(eos_ids=[9], **forced):

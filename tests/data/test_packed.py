@@ -265,3 +265,15 @@ def test_bad_configs_are_rejected(packed_run, monkeypatch):
         assert_rejected("objective 'masked_lm' with .* makes rows with `order`, which cannot be packed", run)
     pairs = packed_run(INNER["next_sentence"])
     assert_rejected("need a model with a pooler of two classes", pairs, model={"pooler": NONE})
+
+
+@pytest.mark.parametrize("length", [64, 128, 200])
+def test_a_packed_row_has_slots_for_the_targets_of_all_inner_rows(length):
+    """The most targets of any inner rows that fit into a row, by dynamic programming over their sizes."""
+    objective, layout = objectives.MaskedLM(), config.Packed()
+    most = [0] * (length + 1)
+    for total in range(1, length + 1):
+        sizes = range(layout.least_length, total + 1)
+        most[total] = max((objective.max_targets(size) + most[total - size] for size in sizes), default=0)
+    slots = layout.target_length(objective, length)
+    assert most[length] <= slots <= 1.5 * most[length] and most[length] > objective.target_length(length)

@@ -87,3 +87,14 @@ def test_runs_log_the_share_since_the_last_row(tiny, tmp_path):
 def test_several_rows_of_an_example_count_together():
     mask = np.array([[[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]]])
     np.testing.assert_array_equal(padding.count_padding({"tokens": mask, "mask": mask}), [3, 0])
+
+
+def test_padding_without_packing_is_that_of_one_row_per_inner_row():
+    """Two packed rows of 10 tokens with three and two inner rows, of which one token is padding."""
+    masks, segment_ids = np.ones((2, 10), np.int32), np.ones((2, 10), np.int32)
+    masks[0, -1] = segment_ids[0, -1] = 0
+    segment_ids[0, 3:6], segment_ids[0, 6:9], segment_ids[1, 4:] = 2, 3, 2
+    examples = [{"mask": mask, "segment_ids": ids} for mask, ids in zip(masks, segment_ids, strict=True)]
+    packed = padding.Padding.of(examples, is_packed=True)
+    assert packed.share == pytest.approx(1 / 20) and packed.unpacked == pytest.approx(1 - 19 / 50)
+    assert padding.Padding.of(examples, is_packed=False) == (pytest.approx(1 / 20), None)

@@ -319,3 +319,12 @@ def equations(jaxpr):
         yield eqn
         for inner in jax.extend.core.jaxprs_in_params(eqn.params):
             yield from equations(inner)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_equal_scores_average_the_keys_at_distances_below_the_window(window):
+    zeros, values = jnp.zeros((1, 1, 9, 9)), jnp.eye(9)[None, None]
+    context = Context(windows=(window,)).with_kernel("xla", 9, 9)
+    weights = attend(zeros, zeros, values, context)[0, 0]
+    is_near = np.abs(np.arange(9)[:, None] - np.arange(9)) < window
+    np.testing.assert_allclose(weights, is_near / is_near.sum(1, keepdims=True), rtol=1e-6)

@@ -129,3 +129,23 @@ def test_user_model_satisfies_the_protocol():
     tokens = tokens_of()
     got = apply(module, params, **model.read({"tokens": tokens, "targets": tokens}))
     np.testing.assert_allclose(got, params["words"][tokens] @ params["neighbours"].T, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [
+        # GPT-2 (Radford et al. 2019 §2.3): 1 / sqrt(N), where each block has two residual layers.
+        (models.InitializerConfig(0.02, shrink_residual=True).residual(8), 0.02 / 16**0.5),
+        (models.InitializerConfig(0.02).residual(8), 0.02),
+        # T5 (tensorflow/mesh, attention.py): (d_model · d_kv) ** -0.5 for queries, d_model ** -0.5 for keys.
+        (models.FanInConfig().query(64), (256 * 64) ** -0.5),
+        (models.FanInConfig(unscaled_scores=False).query(64), 256**-0.5),
+        (models.FanInConfig().matrix(), 256**-0.5),
+        # PyTorch's `Linear`: uniform in ±256 ** -0.5.
+        (models.TorchLinearConfig().matrix(), 256**-0.5 / 3**0.5),
+    ],
+)
+def test_initial_matrices_have_published_standard_deviations(initializer, expected):
+    values = initializer(jax.random.key(0), (256, 2048))
+    assert float(values.std()) == pytest.approx(expected, rel=0.01)
+    assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * expected)

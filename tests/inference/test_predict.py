@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import math
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 import tokenizers
 
 import plm_jax
+from plm_jax import objectives
 from plm_jax.common.errors import UserError
+from plm_jax.data.labeled import metrics, spans
 from plm_jax.hub import families, tasks
-from plm_jax.inference import predictions, tables
+from plm_jax.inference import predictions, predictor, tables
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
@@ -293,3 +297,19 @@ def test_parquet_has_the_types_of_later_rows(tmp_path):
                 write([prediction.columns()])
         written = pq.read_table(path).to_pylist()
         assert json.dumps(written) == json.dumps([prediction.columns() for prediction in rows])
+
+
+def test_the_score_of_an_answer_in_two_windows_is_the_larger_probability(monkeypatch):
+    """Both windows contain the answer, and only the first one has the most context for it."""
+    begins, stops = np.array([-1, 0, 4, 8]), np.array([-1, 3, 7, 11])
+    scores = np.array([[0.0, 9, 0, 0], [0.0, 7, 0, 0]])
+    windows = [
+        spans.AnswerWindow(each, each[[0, 2, 1, 3]], begins, stops, np.full(4, has_most))
+        for each, has_most in zip(scores, (True, False), strict=True)
+    ]
+    monkeypatch.setattr(metrics, "answer_windows", lambda *_: windows)
+    rows = types.SimpleNamespace(objective=objectives.SpanExtraction(), context=lambda document: "the sea had")
+    answer = predictor._answer(rows, [], 0)
+    probability = math.exp(9) / (math.exp(9) + 3)
+    assert (answer.answer, answer.start, answer.end) == ("the sea", 0, 7)
+    assert answer.score == pytest.approx(probability**2)

@@ -161,6 +161,12 @@ def test_mt5_counts_sentinels_in_and_above_its_file(extra_ids, sentinels):
     assert family.tokenizer_config([file], ids)["extra_ids"] == extra_ids.get("extra_ids", 0)
 
 
+@pytest.mark.parametrize(("tokenizer_config", "begins"), [({}, True), ({"add_bos_token": False}, False)])
+def test_llama_begins_texts_with_bos_unless_its_tokenizer_does_not(tokenizer_config, begins):
+    """`LlamaTokenizer` of transformers has `add_bos_token=True` by default."""
+    assert families.registered()["llama"].special_ids([], tokenizer_config) == {"begins_with_bos": begins}
+
+
 LLAMA_3_1 = {
     "rope_theta": 500_000.0,
     "rope_scaling": {

@@ -132,6 +132,16 @@ def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
         assert reader.digest_hex(sum(part["digest"].sum(axis=0, dtype=np.uint32) for part in parts)) == expected
 
 
+def test_each_example_of_a_mixture_has_its_own_random_draws(documents, make_run):
+    opened = open_reader(make_run("ab", train={"phases": PHASES}))
+    sources, draws = [], []
+    for k in range(100):
+        _, source, _, _, rng = opened._draw(k)
+        sources.append(source)
+        draws.append(rng.random())
+    assert set(sources) == {"a", "b"} and len(set(draws)) == 100
+
+
 def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
     opened = open_reader(make_run("ab", train={"phases": PHASES}))
     whole = list(opened.batches(0))

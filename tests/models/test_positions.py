@@ -12,7 +12,7 @@ from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models.attention import attend
+from plm_jax.models.attention import attend, causal_positions
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.context import expand_distance_bias
 from plm_jax.models.positions import Position, SelfAttentionLayer
@@ -146,3 +146,11 @@ def test_scores_of_keys_with_distances_need_a_key_per_head(position):
 def test_rotary_2d_needs_even_halves():
     with pytest.raises(UserError, match=r"attention\.head_dim is 6: set it to a multiple of 4"):
         models.AttentionConfig(2, 6, models.Rotary2D())
+
+
+def test_tokens_of_a_causal_stack_are_counted_from_the_first_one_after_padding():
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1]])
+    for row, positions in zip(mask, causal_positions(5, jnp.asarray(mask)).tolist(), strict=True):
+        assert [position for position, real in zip(positions, row, strict=True) if real] == list(range(row.sum()))
+    assert causal_positions(5).tolist() == [[0, 1, 2, 3, 4]]
+    assert causal_positions(2, jnp.asarray(mask), 3).tolist() == [[3, 4]]

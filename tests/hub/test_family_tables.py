@@ -167,6 +167,13 @@ def test_llama_begins_texts_with_bos_unless_its_tokenizer_does_not(tokenizer_con
     assert families.registered()["llama"].special_ids([], tokenizer_config) == {"begins_with_bos": begins}
 
 
+@pytest.mark.parametrize("name", ["bart", "mt5"])
+def test_decoders_start_with_the_token_of_transformers(name):
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    fields = auto.CONFIG_MAPPING[name]().to_dict()
+    assert fields[families.registered()[name].start] == fields["decoder_start_token_id"]
+
+
 LLAMA_3_1 = {
     "rope_theta": 500_000.0,
     "rope_scaling": {

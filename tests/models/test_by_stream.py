@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from plm_jax import config, losses
 from plm_jax.configs import xlnet
 from plm_jax.models import registry
-from plm_jax.models.kernels import gpu, tiles, tpu
+from plm_jax.models.kernels import Context, gpu, tiles, tpu
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
 from tests.models.test_gpu_kernel import sizes
@@ -157,3 +157,11 @@ def test_compilers_need_no_score_memory(topology):
     shapes = re.findall(r"\b(?:pred|[a-z]+\d+)\[([\d,]+)\]", program.as_text())
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
     assert ROWS * LONG * 64 * HEADS <= largest < NUM_SCORES / 2
+
+
+def test_tokens_and_targets_have_dropout_masks_of_their_own():
+    context = Context(targets=jnp.array([[0, 3, 3], [1, 2, 0]]))
+    numbers = context.numbers(jnp.zeros((1, 1, 5 + 3, 1)))[:, 0, :, 0]
+    assert numbers[:, :5].tolist() == [[0, 1, 2, 3, 4]] * 2
+    # Equal targets share a mask, but no target shares the mask of a token.
+    assert len({*numbers[0].tolist()}) == 5 + 2 and len({*numbers[1].tolist()}) == 5 + 3

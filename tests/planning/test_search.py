@@ -13,9 +13,8 @@ from plm_jax.config import files as pages
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.planning import search
-from plm_jax.training import flops, mesh
 from plm_jax.runs import phase_costs
-from plm_jax.training import flops
+from plm_jax.training import flops, mesh
 from tests.planning.test_plan import SHARDED
 from tests.support.tiny import T5
 

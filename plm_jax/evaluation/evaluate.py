@@ -33,13 +33,12 @@ def evaluate(
       model: a loaded model; or the path of a run, a checkpoint, a converted model or a Hugging Face model.
       tasks: names, either `SOURCE` (its validation split) or `SOURCE:SPLIT`. If empty: all sources of the run or, with
         `few_shot`, all sources that have a prompt.
-      run: run on whose data the model is evaluated; None for the run that trained the model. If `model` is a path and
-        `prepare --from` made caches for this model, these caches are read.
+      run: run on whose data the model is evaluated; None for the run that trained the model. Caches that
+        `prepare --from` made for the path `model` are read.
       texts: paths or patterns of text files, which the model scores instead of tasks.
-      few_shot: settings of a zero- or few-shot evaluation, which presents rows to the model as prompts; None for other
-        evaluations. If it is set, `tasks` may also contain tasks of `configs/tasks`.
-      stride: number of tokens by which windows move over whole texts. None: sources are not scored as whole texts, and
-        text files are scored in disjoint windows.
+      few_shot: settings of an evaluation with prompts, where `tasks` may contain tasks of `configs/tasks`; or None.
+      stride: number of tokens by which windows move over whole texts; None: only `texts` are scored as whole texts, in
+        disjoint windows.
       limit: maximum number of texts for each task, with `texts` or `stride`; None for all.
       average: whether to evaluate the moving average of the weights. Its metrics are not added to evaluation.jsonl.
       report: called after each task with the metrics of all tasks so far.

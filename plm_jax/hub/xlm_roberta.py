@@ -18,6 +18,7 @@ class XlmRobertaFamily(RobertaFamily):
 
     kind = "xlm-roberta"
     name = "XLM-R"
+    fields = changed(RobertaFamily.fields, vocab_size=30522)
     vocabulary_files = {}
     tokenizer_class = "XLMRobertaTokenizer"
     task_class = "XLMRoberta"
@@ -36,6 +37,7 @@ class XlmRobertaXlFamily(XlmRobertaFamily):
     fields = changed(
         RobertaFamily.fields,
         vocab_size=250880,
+        type_vocab_size=1,
         hidden_size=2560,
         num_hidden_layers=36,
         num_attention_heads=32,
@@ -57,6 +59,7 @@ class CamembertFamily(RobertaFamily):
 
     kind = "camembert"
     name = "CamemBERT"
+    fields = XlmRobertaFamily.fields
     vocabulary_files = {}
     tokenizer_class = "CamembertTokenizer"
     task_class = "Camembert"

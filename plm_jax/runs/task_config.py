@@ -201,8 +201,7 @@ def write(
     )
     content = _with_settings(template, path, rows.validation_interval(), changes)
     lines = rows.report(train)
-    rows.warn_of_scale(train)
-    rows.warn_of_similar_labels(train)
+    rows.warn(train)
     if storage.exists(path):
         existing = storage.read(path).decode("utf-8")
         if _body(existing) == content:
@@ -420,7 +419,12 @@ class _Rows:
         lines = [f"labels of {train}: {', '.join(shown)}"] if shown else []
         return lines + ([self._skipped.report(train)] if self._skipped and self._skipped.bad else [])
 
-    def warn_of_similar_labels(self, train: str) -> None:
+    def warn(self, train: str) -> None:
+        """Warns of labels of the table `train` that may be the same, and of scores that a new head learns slowly."""
+        self._warn_of_similar_labels(train)
+        self._warn_of_scale(train)
+
+    def _warn_of_similar_labels(self, train: str) -> None:
         """Warns if labels of the table `train` differ only in case or in white space."""
         groups: dict[str, list[str]] = {}
         for label in self._labels:
@@ -430,10 +434,10 @@ class _Rows:
             warnings.warn(
                 f"labels of {train} differ only in case or white space, such as {names}: correct the table if they "
                 "mean the same",
-                stacklevel=3,
+                stacklevel=4,
             )
 
-    def warn_of_scale(self, train: str) -> None:
+    def _warn_of_scale(self, train: str) -> None:
         """Warns if the mean or the standard deviation of the scores in the table `train` is large.
 
         The outputs of a new head are of order 1.
@@ -444,7 +448,7 @@ class _Rows:
             warnings.warn(
                 f"column '{self._columns.score}' of {train} has mean {mean:.4g} and standard deviation "
                 f"{deviation:.4g}: scale the scores to about 0 to 1 for faster learning",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def objective_settings(self, length: int) -> str:

@@ -407,5 +407,6 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
     if not shares_row and run.model.uses_absolute_positions:
         raise UserError(
             "packed examples share a row, but the model uses absolute positions: set "
-            "config.data.inputs_targets.packed to False, or config.model.attention.position.kind to relative_bias"
+            "config.data.inputs_targets.packed to False, or config.model.attention.position.kind to relative_bias or "
+            "rotary"
         )

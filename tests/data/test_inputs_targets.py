@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
@@ -272,6 +272,19 @@ def test_a_phase_of_another_length_continues_in_the_epoch(prepared, tmp_path):
 )
 def test_bad_configs_are_rejected(run, message, objective, fields):
     assert_rejected(message, run(objective, **fields))
+
+
+def test_only_models_without_absolute_positions_read_packed_examples(run):
+    packed = run(length=64, target_length=20, packed=True)
+
+    def sections(position):
+        return {"model": {"attention": dataclasses.replace(packed.model.attention, head_dim=8, position=position)}}
+
+    message = "packed examples share a row, but the model uses absolute positions"
+    assert_rejected(message, packed, **sections(models.LearnedPositions(64)))
+    for position in (models.RelativeBias(), models.Rotary(), models.Rotary2D()):
+        accepted = changed(packed, **sections(position))
+        assert config.from_dict(config.to_dict(accepted)) == accepted
 
 
 @pytest.mark.parametrize(

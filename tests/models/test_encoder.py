@@ -211,14 +211,25 @@ def test_packed_texts_equal_separate_texts():
         np.testing.assert_allclose(packed[:, span], alone, atol=1e-4)
 
 
-def test_packed_pairs_equal_separate_pairs():
-    module, params = randomized(small_encoder_decoder())
+@pytest.mark.parametrize(
+    "position", [models.RelativeBias(), models.Rotary(theta=10.0), models.Rotary2D(theta=10.0)], ids=lambda p: p.kind
+)
+def test_packed_pairs_equal_separate_pairs(position):
+    """Positions of the encoder count on from pair to pair, and those of the decoder may also begin again."""
+    attention = replace(small_encoder_decoder().attention, head_dim=8, position=position)
+    module, params = randomized(small_encoder_decoder(attention=attention))
+    assert not module.model.uses_absolute_positions
     tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
     segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
-    packed = apply(module, params, tokens, decoder_tokens, segment_ids=segments, decoder_segment_ids=decoder_segments)
+    inputs = {"segment_ids": segments, "decoder_segment_ids": decoder_segments}
+    counted_on = apply(module, params, tokens, decoder_tokens, **inputs)
+    restarted = apply(
+        module, params, tokens, decoder_tokens, decoder_positions=jnp.array([[0, 1, 2, 3, 0, 1]]), **inputs
+    )
     for span, decoder_part in ((slice(0, 3), slice(0, 4)), (slice(3, 8), slice(4, 6))):
         alone = apply(module, params, tokens[:, span], decoder_tokens[:, decoder_part])
-        np.testing.assert_allclose(packed[:, decoder_part], alone, atol=1e-4)
+        np.testing.assert_allclose(counted_on[:, decoder_part], alone, atol=1e-4)
+        np.testing.assert_allclose(restarted[:, decoder_part], alone, atol=1e-4)
 
 
 @partial(jax.jit, static_argnames="module")

@@ -71,6 +71,7 @@ class Rotary(Position):
     """
 
     kind: ClassVar[str] = "rotary"
+    uses_absolute_positions = False
     theta: Annotated[float, ranges.Range(0, 1e12, above=True)] = 10_000.0
     thetas: tuple[Annotated[float, ranges.Range(0, 1e12)], ...] = ()
     fraction: ranges.ShareAboveZero = 1.0

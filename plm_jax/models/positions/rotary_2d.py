@@ -28,6 +28,7 @@ class Rotary2D(Position):
     theta: Annotated[float, ranges.Range(0, 1e12, above=True)] = 10_000.0
     length: ranges.Length = 2048
     counts_blanks = True
+    uses_absolute_positions = False
 
     @override
     def check(self, head_dim):

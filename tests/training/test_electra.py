@@ -142,6 +142,20 @@ def test_no_gradient_passes_through_samples():
     assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(both["discriminator_transform"]))
 
 
+def test_generator_and_discriminator_have_dropout_masks_of_their_own(monkeypatch):
+    features_of, used = vocabulary.features_of, []
+
+    def record_keys(model, params, batch, rngs):
+        used.append(jax.random.key_data(rngs["dropout"]).tolist())
+        return features_of(model, params, batch, rngs)
+
+    monkeypatch.setattr(vocabulary, "features_of", record_keys)
+    rngs = {"dropout": jax.random.key(1), "sample": jax.random.key(2)}
+    losses.ReplacedTokenLoss()(*model_and_params("electra"), make(ELECTRA), rngs, {})
+    generator, discriminator = used
+    assert generator != discriminator
+
+
 def test_sums_of_microbatches_equal_those_of_the_batch():
     """Rows differ in targets and in tokens, so that means of means would not be the mean."""
 

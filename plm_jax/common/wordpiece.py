@@ -20,7 +20,7 @@ def lines(data: bytes, errors: str = "strict") -> list[str]:
         raise ValueError(f"more than {MOST_TOKENS:,} lines")
     if data.startswith(b"\xef\xbb\xbf"):
         raise ValueError("it begins with a byte order mark: save it without")
-    tokens = data.decode("utf-8", errors).removesuffix("\n").replace("\r\n", "\n").split("\n")
+    tokens = data.decode("utf-8", errors).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if "" in tokens:
         raise ValueError(f"line {tokens.index('') + 1} is empty")
     return tokens

@@ -12,6 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
+from plm_jax.common import wordpiece
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import tokenizer_files, training
@@ -328,3 +329,8 @@ def test_a_bad_vocab_txt_is_rejected(tmp_path, data, message):
     (tmp_path / "vocab.txt").write_bytes(data)
     with pytest.raises(UserError, match=message):
         vocabularies.load_plain(f"wordpiece:{tmp_path}/vocab.txt")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_lines_of_a_vocabulary_may_end_like_those_of_windows(end):
+    assert wordpiece.read(b"[UNK]\r\nthe\r\n##s" + end) == ["[UNK]", "the", "##s"]

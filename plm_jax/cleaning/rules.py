@@ -155,7 +155,11 @@ class LineFilter:
         )
 
     def _phrase(self, line: str) -> tuple[str | None, str | None]:
-        """Searches a line for phrases. Returns the reason to drop the line or None, and to drop the page or None."""
+        """Searches a line for phrases.
+
+        Returns:
+          A pair: the reason to drop the line, and the reason to drop the page. Each is None if there is no such reason.
+        """
         lower = line.lower()
         if any(phrase in lower for phrase in self._placeholders):
             return None, "placeholder"

@@ -78,7 +78,7 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 
 
 def main() -> None:
-    """Fine-tunes the model of `--checkpoint` in `--workdir`, with the settings of `--config` or the table `--train`."""
+    """Fine-tunes the model of `--checkpoint` on the data of `--config`, or on the examples in the table `--train`."""
     began, source = time.time(), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)
     written = _write_config(source, workdir)

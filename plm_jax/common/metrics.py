@@ -150,7 +150,7 @@ def _base(name: str) -> str:
 
 
 def groups(name: str) -> list[str]:
-    """Returns the prefixes of a figure's name, longest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
+    """Returns the prefixes of a metric's name, longest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 

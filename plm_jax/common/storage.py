@@ -423,7 +423,7 @@ def _empty(folder: str) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Appends to a file that has no other writer; a remote file is written again. Raises the errors of `write`.
+    """Appends to a file that has no other writer; a remote file is rewritten as a whole. Raises the errors of `write`.
 
     Creates the file if it does not exist. The folder of a local file must exist.
 

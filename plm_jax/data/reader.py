@@ -397,10 +397,10 @@ class Reader:
     def check_vocabulary(self) -> None:
         """Checks that the vocabulary in the cache folder is the one that the caches were made with.
 
-        If a file of the vocabulary is missing there, the check is left out.
+        The check ends at the first missing file of the vocabulary.
 
         Raises:
-          UserError: the vocabulary is another one, or the config has other settings of it.
+          UserError: the vocabulary differs, or the config has different settings for it.
         """
         folder, section = os.path.join(self._data.cache_dir, "vocabulary"), self._settings.vocabulary
         for name, digest in self.vocabulary["files"].items():
@@ -575,9 +575,10 @@ def blank_batch(settings: ReaderConfig, length: int) -> Example:
 
 
 def crcs(batch: Example) -> np.ndarray:
-    """Returns a CRC-32 checksum per row, uint32 [rows], over the name, shape and bytes of each key in sorted order.
+    """Returns a CRC-32 checksum per row, uint32 [rows].
 
-    The shape is the shape of the row's value, as int64. All numbers are little-endian.
+    The checksum is computed over the keys in sorted order: the name of each key, and the shape, as int64, and the bytes
+    of the row's value. All numbers are little-endian.
     """
     pieces = []
     for key, values in sorted(batch.items()):

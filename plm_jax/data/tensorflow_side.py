@@ -1,4 +1,4 @@
-"""Imports of TensorFlow, TFDS and seqio, without output and without reserving a GPU.
+"""Imports of TensorFlow, TFDS and seqio that print no messages and reserve no GPU.
 
 Only preparation, task evaluation and generation need these packages. The training process must not import this module.
 """

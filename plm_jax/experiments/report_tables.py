@@ -29,10 +29,10 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
-    """Returns HTML tables that compare a sweep's runs with its reference run and with the figures of a paper.
+    """Returns HTML tables that compare a sweep's runs with its reference run and with published results.
 
     If no runs are compared, `sweep.note` replaces the comparison. The result is empty if the sweep has neither
-    comparisons, nor a note, nor figures of a paper.
+    comparisons, nor a note, nor published results.
     """
     marks = _marks(runs, sweep.prefix)
     content, verdicts = "", []

@@ -46,10 +46,10 @@ class Entry:
         return {}
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a dict from dotted paths, such as `embedding.width`, to settings.
+        """Returns settings by their dotted paths, such as `embedding.width`.
 
         Args:
-          values: fields of a `config.json`, with the checked values of all entries.
+          values: the fields of a `config.json`; those of the entries have been replaced by the results of `values`.
 
         Raises:
           UserError: values are not supported or contradict each other.

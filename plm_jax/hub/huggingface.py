@@ -150,7 +150,7 @@ def write(
 
 
 def check(pretrained: Pretrained) -> None:
-    """Raises a `UserError` if no Hugging Face family can hold a model.
+    """Raises a `UserError` if a model cannot be written in the format of a Hugging Face family.
 
     The parameters of the model are not needed.
     """

@@ -289,7 +289,7 @@ class LanguageModel:
         return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function that continues or answers rows of ids.
+        """Returns a function that generates continuations of rows of ids, or answers to them.
 
         The function returns the ids of an answer for each row, or a list of answers if `num_return_sequences` is above
         1.

@@ -343,8 +343,8 @@ class Stack(nn.Module):
     def _with_kernel(self, attention, context, x, source, deterministic):
         """Returns the context with a kernel and dropout settings for attention from x [B, Q, D] to a source [B, K, D].
 
-        For self-attention, also sets the bias, the tables and the windows. With a cache, the kernel is always `xla`,
-        because other kernels are not faster for a few queries per call.
+        For self-attention, also sets the bias, the tables and the windows. With a cache, the kernel is always `xla`;
+        other kernels are not faster for a few queries per call.
         """
         queries, keys = _lengths(context, x, source)
         rate = 0.0 if deterministic else self.model.dropout.attention

@@ -52,7 +52,10 @@ class _TextsObjective(LabeledObjective):
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns the row of `LabeledObjective.make_row`, or with `both_orders` two stacked rows, and the label."""
+        """Returns the row of `LabeledObjective.make_row` together with the label.
+
+        With `both_orders`, two rows are stacked.
+        """
         texts = example["texts"]
         if self.both_orders:
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])

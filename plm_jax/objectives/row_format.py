@@ -49,7 +49,7 @@ class RowFormat:
         RoBERTa and BART, `<s> A </s></s> B </s>`, without token types.
 
         Raises:
-          UserError: the vocabulary lacks the ids of both formats.
+          UserError: the vocabulary lacks ids for either format.
         """
         row_format = cls.of(special, has_types=True)
         if row_format.before == (special.cls,):

@@ -20,7 +20,7 @@ from plm_jax.objectives.special import Special
 class SpanMaskedLM(MaskedLM):
     """Prediction of spans of words (SpanBERT, Joshi et al. 2020, arXiv:1907.10529).
 
-    A span is predicted from all other tokens and from its two boundaries.
+    Each token of a span is predicted twice: from its own output, and from the outputs at the span's two boundaries.
 
     The rules are those of facebookresearch/SpanBERT, masking.py. A span starts with the word of a random unmasked token
     and has a random number of words. It ends earlier at a special token or when the budget is used up, within a word if

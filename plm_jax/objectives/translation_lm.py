@@ -13,15 +13,15 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class TranslationLM(MaskedLM):
-    """Masked language modeling of pairs of translations and of monolingual texts.
+    """Masked language modeling of texts, and of pairs of a text and its translation.
 
     This is the objective of XLM (Conneau and Lample 2019, arXiv:1901.07291).
 
     The layout `translations` makes rows of pairs, in which a masked token can be predicted from its own sentence and
     from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token except the first token
     of a row is predicted with probability `rate`; this includes special tokens. With `smoothing`, which requires that
-    `independent` is False, bos, eos, cls and sep are never predicted, because the scores of special tokens are 0 in XLM
-    (xlm/data/loader.py).
+    `independent` is False, bos, eos, cls and sep are never predicted, because XLM gives special tokens a sampling
+    weight of 0 (xlm/data/loader.py).
     """
 
     kind: ClassVar[str] = "translation_lm"

@@ -1,10 +1,10 @@
-"""Agreement of the processes of a job on extra saves and on when to stop.
+"""Decisions on extra saves and on when to stop, which all processes of a job take after the same step.
 
 The first process decides, by its clock and by the requests of all processes. If the job has several processes, it
-announces a decision two steps before the decision takes effect. Before a process asks for the decision after a step, it
-waits for the losses of the previous step, which exist only once every process has started that step. Processes are
-therefore at most one step apart, and each of them learns of a decision in time. Messages go through the job's
-coordination service, which takes less than a millisecond and uses no device.
+announces a decision two steps before the decision takes effect. Before a process asks for the decision after step N, it
+waits for the losses of step N - 1. These exist only once every process has started step N - 1. Processes are therefore
+at most one step apart, and each of them learns of a decision in time. Messages go through the job's coordination
+service, which takes less than a millisecond and uses no device.
 """
 
 import json

@@ -74,12 +74,13 @@ class Incidents:
         self._targets[step] = checkpoint
 
     def record(self, step: int, metrics: Mapping[str, Any], report: Callable[[str], None] | None) -> dict[str, Any]:
-        """Counts a step if it is an incident, except spikes that are only recorded.
+        """Counts a step if its update was skipped or if the run is rolled back.
 
-        If `report` is not None, it also writes and reports every incident.
+        A spike is not counted if the setting `spikes` is `record`. If `report` is not None, every incident is also
+        written to a file and reported.
 
         Returns:
-          Entries for the step's row of metrics; empty if the step is no incident.
+          Entries for the step's row of metrics; empty if the step is not an incident.
 
         Raises:
           UserError: more than `incidents.max_consecutive` steps in a row were skipped or rolled back.

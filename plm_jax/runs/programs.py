@@ -146,7 +146,7 @@ class Programs:
     def notes(self) -> list[str]:
         """Returns lines that report which parameters are trained, and which layers share a learning rate.
 
-        There are no lines if all parameters are trained and no layers share a rate.
+        There are no lines if a single update trains all parameters and no layers share a rate.
         """
         model, lines = self.run.model, []
         for settings, update in zip(self.run.updates, self.first.updates, strict=True):

@@ -168,7 +168,8 @@ def _is_close(value: float, other: float, tolerance: float = 0.0) -> bool:
 def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]:
     """Returns a line for each difference from the recorded computation, and for each property that was not recorded.
 
-    The properties are devices, mesh, versions, code and the weights of references.
+    The properties are devices, mesh, versions, the user's code and the weights of reference models. Code that was not
+    recorded is not compared.
     """
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)

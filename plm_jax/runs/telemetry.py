@@ -32,7 +32,7 @@ class Telemetry:
     """
 
     def __init__(self, workdir: str, first_step: int, steps: int, logged_every: int = 1):
-        """Opens the files, and drops the rows after `first_step`, which an interrupted start of the run wrote.
+        """Opens the files, and drops the rows after `first_step`, which the run wrote before it was interrupted.
 
         Dropped and missing rows are reported. If `first_step` is 0, metrics.jsonl is copied to metrics.jsonl.NUMBER
         before its rows are dropped.
@@ -40,7 +40,8 @@ class Telemetry:
         Args:
           first_step: number of finished steps.
           steps: number of steps of the run.
-          logged_every: number of steps between the rows of the interrupted start, by which missing rows are noticed.
+          logged_every: number of steps between two rows before the interruption. A larger gap before `first_step` is
+            reported as missing rows.
 
         Raises:
           UserError: metrics.jsonl is damaged, or the store cannot be reached.

@@ -50,8 +50,8 @@ def _gather(model, params, gradients, layouts, part, gathered) -> StepParameters
     """Implements `build` if parameters must be gathered, cast or resharded, or if only some of them are trained.
 
     Args:
-      gathered: dict from the name of each table to gather to the logical axis of its rows. All other arguments are
-        those of `build`.
+      gathered: logical axis of the rows of each table that must be gathered, by the table's name. All other arguments
+        are those of `build`.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in gathered.items() if name in params}

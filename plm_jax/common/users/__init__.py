@@ -79,7 +79,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def trust(names: Iterable[str]) -> None:
-    """Allows `imported` to import these modules, which the command line or the user's own config names."""
+    """Allows the function `imported` to import these modules, which the command line or the user's own config names."""
     os.environ[_TRUSTED] = json.dumps(sorted({*_listed(_TRUSTED), *names}))
 
 

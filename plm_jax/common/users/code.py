@@ -51,7 +51,7 @@ def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], w
       source: bytes of the file.
       root: the folder that absolute imports are relative to.
       read: function that returns the bytes of an imported file.
-      without: name of a top-level function in the file whose imports are ignored if the function contains no class.
+      without: name of a top-level function. Imports in its body are ignored unless it contains a class.
     """
     # In a folder of installed packages, only the file's own package is followed.
     packages = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None

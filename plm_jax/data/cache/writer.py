@@ -49,8 +49,8 @@ class SplitWriter:
         """Adds whole documents.
 
         Args:
-          documents: values of `tokens` and of each column, by name. Starts are counted from the first token of their
-            document.
+          documents: values of `tokens` and of each column, by name. Values of columns of kind `start` are token indices
+            relative to the first token of the document.
           num_bytes: number of UTF-8 bytes of the documents' text.
         """
         flat, sizes = documents["tokens"]

@@ -108,7 +108,7 @@ class BlockRows(StridedRows):
 
 
 class FramedRows(BlockRows):
-    """Rows of `length` tokens that each are a block of a stream with special tokens around it."""
+    """Rows of `length` tokens. Each row is a block of a stream, surrounded by special tokens."""
 
     def __init__(self, stream: Stream, row_format: objectives.RowFormat, length: int, reads: Sequence[str] = ()):
         room = row_format.room(length)

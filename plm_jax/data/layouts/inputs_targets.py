@@ -21,7 +21,10 @@ BLOCK_EXAMPLES = 2**18
 
 
 class InputsTargetsRows(Rows):
-    """Rows of examples that a model reads unchanged; there is a single pass over the split."""
+    """Rows of examples with inputs and targets. No objective transforms these rows.
+
+    There is a single pass over the split.
+    """
 
     is_finished: ClassVar[bool] = True
 

@@ -161,7 +161,7 @@ class Layout(Role):
         its `[SEP]`, and 0 at padding.
 
         Raises:
-          UserError: the vocabulary has neither cls and sep nor bos and eos.
+          UserError: the vocabulary has neither the pair cls and sep nor the pair bos and eos.
         """
         return objectives.RowFormat.of(special, has_types=self.num_texts > 1)
 

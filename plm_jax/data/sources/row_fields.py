@@ -55,7 +55,10 @@ def number(location: str, row: Row, name: str) -> int | float:
 
 
 def brief(content: Any) -> str:
-    """Returns a value as JSON for errors. A long value is cut and ends in an ellipsis; a text also ends in a quote."""
+    """Returns a value as JSON for error messages.
+
+    A long value is truncated and ends with an ellipsis. A truncated text keeps its closing quotation mark.
+    """
     text = json.dumps(content, ensure_ascii=False, default=str)
     if len(text) <= _MAX_BRIEF:
         return text

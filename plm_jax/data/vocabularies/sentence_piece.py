@@ -136,9 +136,10 @@ _BRACKETED = re.compile(r"▁?(<.+>|\[.+\])")
 
 
 def _is_text(piece: Any) -> bool:
-    """Whether a piece is a byte or text that is not the name of a special token in brackets.
+    """Whether a piece is a byte, or a piece of type `NORMAL` that does not look like a special token.
 
-    Tools that append special tokens to a model often leave the type of the pieces at its default, `NORMAL`.
+    Pieces in brackets, such as `<sop>` or `[gMASK]`, look like special tokens. Tools that append special tokens to a
+    model often leave their type at the default, `NORMAL`.
     """
     return piece.type == piece.BYTE or (piece.type == piece.NORMAL and not _BRACKETED.fullmatch(piece.piece))
 

@@ -18,7 +18,7 @@ from plm_jax.models.protocol import Module
 
 
 class ElmoStrategy(Strategy):
-    """A bidirectional LSTM language model, which reads text and does not generate it."""
+    """Strategy of ELMo, a bidirectional LSTM language model, which reads text and does not generate it."""
 
     @override
     def read(

@@ -97,7 +97,7 @@ def keeps(bits, rate: float):
     """Returns a mask, True for weights to keep.
 
     Args:
-      bits: int32, random bits of each weight, from `both`; only the upper 16 bits matter.
+      bits: int32, random bits of each weight, as returned by the function `both`; only the upper 16 bits matter.
       rate: dropout rate.
     """
     return bits >= round(realized(rate) * 2**32) - 2**31

@@ -162,7 +162,7 @@ def products(call, names):
 
 
 def add(tile, blocks, head, scores):
-    """Returns the sum of a tile of a head's scores, float32 [keys, queries], and the terms."""
+    """Adds the terms to a tile of a head's scores, float32 [keys, queries], and returns the result."""
     of_head, of_group = tile.lanes(head)
     if "bias_bands" in blocks:
         scores = scores + _bias(blocks["bias_bands"][0, 0, head : head + 1], tile.call.tile.keys)

@@ -5,7 +5,7 @@ usage: plm_jax checkpoints {list,verify,prune} DIR [flags]
   list    print the step, size and time of each checkpoint, and the metric of the best one
   verify  read every file and report damaged checkpoints
   prune   verify the newest checkpoint, then remove the checkpoints that neither --keep_last nor --keep_every retains;
-          the best weights, and the checkpoint to which a spike would roll the run back, are not removed
+          the best weights are kept, as is the checkpoint to which the run would return after a spike of the loss
 
 DIR is a run directory; list and verify also accept a single checkpoint. Their exit status is 2 if they find a damaged
 checkpoint.

@@ -3,9 +3,10 @@
 usage: plm_jax convert --source=MODEL --target=DIR [--format=FORMAT]
        plm_jax convert --source=MODEL --push=ORG/NAME [flags]
 
-Tensors are converted one at a time and keep their dtypes. --push uploads the result to the Hugging Face Hub in one
-commit, with a generated model card that replaces README.md. It requires pip install '.[hub]' and a token
-(HF_TOKEN, or hf auth login). If an upload is interrupted, run the same command again.
+Tensors are converted one at a time and keep their dtypes, except in the format bilm, which stores float32. --push
+uploads the result to the Hugging Face Hub in one commit, with a generated model card that replaces README.md. It
+requires pip install '.[hub]' and a token (HF_TOKEN, or hf auth login). If an upload is interrupted, run the same
+command again.
 
 examples:
   plm_jax convert --source=runs/demo-bert-0 --target=huggingface --format=huggingface

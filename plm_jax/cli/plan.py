@@ -16,7 +16,6 @@ import sys
 from absl import flags
 
 from plm_jax.common import command_line, progress, storage
-from plm_jax.common.errors import UserError
 from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
@@ -35,9 +34,8 @@ _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 
 def main() -> None:
     """Prints the estimates as a table, and writes them to `--output` if it is set."""
-    if not _TOPOLOGY.value:
-        raise UserError("--topology is missing: set it to a TPU slice or GPUs, or to none for sizes alone")
-    run, topology = _CONFIG.run(), _TOPOLOGY.value
+    topology = command_line.required(_TOPOLOGY, "set it to a TPU slice or GPUs, or to none for sizes alone")
+    run = _CONFIG.run()
     checks.refuse_unused(run)
     command_line.start_jax_for_planning()
     with progress.doing("loading JAX"):

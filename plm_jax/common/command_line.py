@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-from plm_jax.common import children, extras, interrupts, seeds, storage
+from plm_jax.common import children, extras, interrupts, progress, seeds, storage
 from plm_jax.common.errors import Interrupted, UserError, describe, nearest, one_line
 
 # EX_TEMPFAIL of sysexits.h: running the same command again resumes the run.
@@ -28,9 +28,9 @@ SAVED = 75
 
 # Seconds without a heartbeat after which a process counts as lost and the other processes of its job end.
 _HEARTBEAT_TIMEOUT = 30
-# Seconds that a process waits for the first process of its job, which may prepare the data before it joins. Launchers
-# end a job if a process fails.
-_JOIN_TIMEOUT = 86_400
+# Seconds that the first process of a job waits for the other processes, and that they wait for the first process, which
+# may prepare the data before it joins.
+_JOIN_TIMEOUT, _PREPARATION_TIMEOUT = 600, 86_400
 # Words in the errors that JAX and its libraries raise if another process does not answer.
 _PEER_ERROR = re.compile(
     r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
@@ -79,14 +79,14 @@ def dotted(flag: flags.FlagHolder) -> list[tuple[str, str]]:
     return overrides
 
 
-def required(flag: flags.FlagHolder) -> str:
+def required(flag: flags.FlagHolder, advice: str = "set it") -> str:
     """Returns the value of a required flag.
 
     Raises:
-      UserError: the value is missing or empty.
+      UserError: the value is missing or empty; the message ends with `advice`.
     """
     if not flag.value:
-        raise UserError(f"--{flag.name} is missing: set it")
+        raise UserError(f"--{flag.name} is missing: {advice}")
     return flag.value
 
 
@@ -339,7 +339,8 @@ def start_jax() -> None:
 
     # `runs.interruption` handles signals.
     jax.config.update("jax_enable_preemption_service", False)
-    timeouts: Any = {"initialization_timeout": _JOIN_TIMEOUT, "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT}
+    timeout = _JOIN_TIMEOUT if progress.is_first() else _PREPARATION_TIMEOUT
+    timeouts: Any = {"initialization_timeout": timeout, "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT}
     try:
         if jax.distributed.is_initialized():
             pass

@@ -110,8 +110,10 @@ def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
     while True:
         last = _newest(folder)
         holder = _read(folder, last) if last else None
-        if holder == {} and _changes(folder, last, _LEASE):  # Its holder had created the file, but not written it yet.
-            continue
+        if holder == {}:
+            with progress.doing(f"waiting until {_path(folder, last)} is written"):
+                if _changes(folder, last, _LEASE):
+                    continue
         if holder:
             _refuse_unless_free(folder, last, holder, what)
         path = _path(folder, last + 1)

@@ -35,6 +35,8 @@ REPOSITORY = "hf:"
 # Name of the file that marks an unfinished folder, and pattern of the suffix of an unfinished file's name.
 UNFINISHED = ".unfinished"
 TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
+# Number of attempts to remove a folder that other processes are removing, too.
+_REMOVALS = 100
 
 # Fields by which stores show that an object has changed, hashes first because a copy has new times. Times come last
 # because an object that is written twice within one unit of time keeps them.
@@ -636,9 +638,12 @@ def remove(path: str) -> None:
         with contextlib.suppress(FileNotFoundError), reaching(path):
             _system(path).rm(path, recursive=True)
     elif os.path.isdir(path) and not os.path.islink(path):
-        while os.path.isdir(path):
+        for _ in range(_REMOVALS):
             with contextlib.suppress(FileNotFoundError):  # Another process is removing it, too.
                 shutil.rmtree(path)
+            if not os.path.isdir(path):
+                return
+        shutil.rmtree(path)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)

@@ -148,11 +148,13 @@ class Reader:
             # Sources of text and of records are not mixed by tokens (`config.checks`), whose rows differ in size.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
         rates, absent = {}, [name for name in phase.mixture if name not in self.sources]
-        several = next((name for name in self.sources if self.training_rows(name, phase).examples_per_row != 1), None)
-        if absent and several:
+        if absent and (
+            self._data.inputs_targets.packed
+            or any(self.training_rows(name, phase).examples_per_row != 1 for name in self.sources)
+        ):
             raise UserError(
-                f"the run was trained on '{absent[0]}', which the config lacks; without it, the position in "
-                f"'{several}', whose rows contain several examples, is unknown: keep '{absent[0]}' in config.data"
+                f"the run was trained on '{absent[0]}', which the config lacks, so its number of examples per row and "
+                f"the positions in the other sources are unknown: keep '{absent[0]}' in config.data"
             )
         for name in dict.fromkeys([*phase.mixture, *self.sources]):
             if name not in self.sources:

@@ -7,6 +7,8 @@ glm-4-9b), which contain code and weights. In the original format, one `Linear` 
 up], and dense layers are stored [out, in].
 """
 
+import os
+
 from typing_extensions import override
 
 from plm_jax import models
@@ -128,7 +130,7 @@ class ChatGlmFamily(Family):
 
     @override
     def to_settings(self, config):
-        names = str([config.get(name) for name in ("_name_or_path", "auto_map")]).lower()
+        names = f"{os.path.basename(str(config.get('_name_or_path')))} {config.get('auto_map')}".lower()
         ratio = config.get("rope_ratio", 1.0)
         accepted = "1.0 for ChatGLM2, whose code divides the positions by it, which is not supported"
         check("rope_ratio", ratio, ratio == 1.0 or "chatglm2" not in names, accepted)

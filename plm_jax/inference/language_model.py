@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Integer
 
-from plm_jax.common import users
+from plm_jax.common import progress, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import Vocabulary, words
 from plm_jax.generation import inputs, scoring, strategies
@@ -496,8 +496,8 @@ class LanguageModel:
 
 
 def report_step(lm: LanguageModel, path: str) -> None:
-    """Prints the step of the run that a model was loaded from; prints nothing for a model from another format."""
-    if lm.step is not None and lm.run is not None:
+    """Prints the step of the run that a model comes from; prints nothing if the step is unknown."""
+    if lm.step is not None and lm.run is not None and progress.is_first():
         print(f"{path}: weights of step {lm.step:,} of {lm.run.train.steps:,}", file=sys.stderr, flush=True)
 
 

@@ -63,8 +63,9 @@ def plan(
     """
     padding = _describe_padding(run, report)
     if topology == "none":
-        _, run = search.with_one_mesh(run, costliest_phase(run))
         run = dataclasses.replace(run, mesh=config.MeshConfig())
+        phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
+        run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
         return _shapes(_programs(run, jax.devices()[:1])) | padding
     devices = slice_devices(topology, slices)
     target = {"topology": topology, "slices": slices} | padding

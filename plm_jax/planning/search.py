@@ -57,7 +57,7 @@ def candidates(
 
     In each candidate, the batch size of the phase is a multiple of the number of shards of a batch. Candidates with an
     estimated memory of more than 1.2 times the memory of a device are left out; the factor is above 1 because the
-    estimate is rough. The unchanged run is left out, too.
+    estimate is rough. The unchanged run is left out, unless its phases have meshes of their own.
 
     Args:
       phase: phase of the run for which costs are estimated.
@@ -203,7 +203,7 @@ def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
     length = config.in_phase(run, phase).objective.row_length(phase.length)
-    contexts = [size for size in _powers(16) if length % (2 * size) == 0 and (size == 1 or length >= 8192)]
+    contexts = [size for size in _powers(16) if size == 1 or (length >= 8192 and length % (2 * size) == 0)]
     pipeline_sizes = [size for size in _powers(16) if cuts(model, size)]
     for tensor, context, pipeline in itertools.product(tensors, contexts, pipeline_sizes):
         remaining, rest = divmod(devices, tensor * context * pipeline)

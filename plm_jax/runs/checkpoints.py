@@ -157,17 +157,18 @@ class Checkpoints:
         items["meta"] = ocp.args.JsonSave(about | meta)
         try:
             self._saver.save(path, args=ocp.args.Composite(**items), force=True)
+        except jax.errors.JaxRuntimeError:  # Another process is lost.
+            raise
         except Exception as error:  # Orbax, TensorStore and each store have errors of their own.
-            self._failure = _describe_failure(name, error)
+            failure = _describe_failure(name, error)
             if jax.process_count() == 1:
+                self._failure = failure
                 return
             # The other processes wait in Orbax for this one, which would compute the next step instead.
-            if isinstance(error, OSError):
-                raise UserError(
-                    f"{self._failure}: make sure that {self.directory} can be written, and run the same command "
-                    "again, which resumes from the last checkpoint"
-                ) from error
-            raise
+            raise UserError(
+                f"{failure}: make sure that {self.directory} can be written, and run the same command again, which "
+                "resumes from the last checkpoint"
+            ) from error
         self._saving = threading.Thread(target=self._finish, args=(path, name, step), name="saving")
         self._saving.start()
 
@@ -203,7 +204,9 @@ class Checkpoints:
 
 def _describe_failure(name: str, error: Exception) -> str:
     # TensorStore's message does not begin with the reason.
-    reason = next((text for text in _REASONS if text in str(error)), one_line(error.__cause__ or error))
+    reason = next(
+        (text for text in _REASONS if text in f"{error} {error.__cause__}"), one_line(error.__cause__ or error)
+    )
     return f"checkpoint {name} could not be saved ({reason})"
 
 
@@ -277,7 +280,7 @@ def load_params(path: str, average: bool = False) -> Loaded:
 
 def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
     unread = {"params", "average", "training"} - {name}
-    manifest = folders.manifest_of(checkpoint)
+    manifest = sealing.read(str(checkpoint))
     meta = folders.checked(checkpoint, outside=[f"{item}/" for item in sorted(unread)])
     run = config.from_saved(meta["config"], meta.get("modules"))
     if not (checkpoint / name).exists():
@@ -313,11 +316,17 @@ def _rejecting_replacement(checkpoint: epath.Path, manifest: Mapping[str, Any]) 
 
     A run replaces its best weights even while another process reads them, which would mix the weights of two steps.
     """
+    failure: Exception | None = None
     try:
         yield
-    finally:
-        is_same = False
-        with contextlib.suppress(sealing.DamagedError, OSError):
-            is_same = sealing.read(str(checkpoint)) == manifest
-        if not is_same:
-            raise UserError(f"{checkpoint} was replaced or removed while it was read: run the same command again")
+    except Exception as error:
+        failure = error
+    is_same = False
+    with contextlib.suppress(sealing.DamagedError, OSError):
+        is_same = sealing.read(str(checkpoint)) == manifest
+    if not is_same:
+        raise UserError(
+            f"{checkpoint} was replaced or removed while it was read: run the same command again"
+        ) from failure
+    if failure is not None:
+        raise failure

@@ -117,7 +117,8 @@ class Heartbeat:
             if self.write(ended=True):
                 return
             time.sleep(seconds)
-        self.write(error, ended=True)
+        if not self.write(error, ended=True):
+            print(f"the end of the run could not be recorded in {self._workdir}", file=sys.stderr, flush=True)
 
     def _run(self) -> None:
         if self._process == 0:

@@ -1,5 +1,6 @@
 """Saves of a run: when a save is due, and what happens if it fails."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -173,3 +174,5 @@ def _report_failure(telemetry: Telemetry | None, step: int, failure: str) -> Non
     if telemetry:
         telemetry.say(failure)
         telemetry.write({"step": step, "checkpoint/error": failure})
+    else:
+        print(failure, file=sys.stderr, flush=True)

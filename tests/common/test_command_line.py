@@ -144,6 +144,9 @@ def test_a_process_is_lost_well_within_a_minute(monkeypatch):
     assert arguments["heartbeat_timeout_seconds"] <= 40
     # The first process may prepare the data before it joins.
     assert arguments["initialization_timeout"] >= 3600
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    command_line.start_jax()
+    assert arguments["initialization_timeout"] <= 900
 
 
 @pytest.mark.parametrize("place", [{"NUM_PROCESSES": "two", "PROCESS_ID": "0"}, {"NUM_PROCESSES": "2"}])

@@ -51,7 +51,7 @@ def test_rows_have_the_length_of_the_checkpoints_phase_and_of_the_last(workdir):
 def test_each_source_is_reported_and_recorded_and_one_without_held_out_text_is_a_line(verb, workdir, tmp_path):
     before, output = rows(workdir), tmp_path / "out.json"
     finished = verb("evaluate", f"--checkpoint={workdir}", f"--output={output}")
-    assert finished.status == 0, finished.err
+    assert finished.status == 0 and f"{workdir}: weights of step 4 of 4\n" in finished.err, finished.err
     lines = finished.out.splitlines()
     a, b = (
         next(i for i, line in enumerate(lines) if re.fullmatch(rf"{name} +value +trivial +verdict", line))

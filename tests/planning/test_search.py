@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from plm_jax import config, models
+from plm_jax import config, models, objectives
 from plm_jax.common import overrides
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
@@ -134,6 +134,17 @@ def test_a_batch_that_no_mesh_divides_is_said(monkeypatch):
     run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, batch_size=3))
     with pytest.raises(UserError, match="no mesh of these devices divides"):
         planning.plan(run, "v5p:2x2x2", run_search=True)
+
+
+@pytest.mark.parametrize(
+    "objective", [objectives.FullLM(), objectives.Denoising(insert=0.6)], ids=lambda objective: objective.kind
+)
+def test_rows_of_any_length_have_candidates(objective):
+    """The rows of these objectives do not have the `length` of the config."""
+    model = RUN.model if objective.kind == "full_lm" else T5
+    run = dataclasses.replace(RUN, model=model, objective=objective)
+    (phase,) = config.resolve_phases(run)
+    assert objective.row_length(phase.length) % 2 and search.candidates(run, phase, 10**6, CHIP, 8)
 
 
 def test_every_candidate_gives_all_phases_its_mesh():

@@ -319,7 +319,7 @@ def test_removing_a_source_is_rejected_if_rows_have_several_examples(tmp_path):
     alone = dataclasses.replace(data, sources={"a": sources["a"]}, mixture={"a": 1.0})
     phases = config.resolve_phases(run)
     reader.Reader(config.reader_config(run, phases))
-    with pytest.raises(UserError, match=r"trained on 'b', which the config lacks.* keep 'b' in config\.data"):
+    with pytest.raises(UserError, match=r"trained on 'b', which the config lacks, .* keep 'b' in config\.data"):
         reader.Reader(config.reader_config(dataclasses.replace(run, data=alone), phases))
 
 

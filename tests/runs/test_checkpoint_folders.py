@@ -392,9 +392,10 @@ def test_failed_best_weights_are_no_failed_checkpoint(tmp_path, monkeypatch):
     assert folders.finished(tmp_path / "checkpoints") == [1]
 
 
-def test_save_that_cannot_begin_ends_a_job_of_several_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("no space"), ValueError("no space"), Exception("no space")], ids=repr)
+def test_save_that_cannot_begin_ends_a_job_of_several_processes(error, tmp_path, monkeypatch):
     def fail(*_, **__):
-        raise OSError("no space")
+        raise error
 
     state = TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer={"x": jnp.ones(2)}, carry=())
     with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves, monkeypatch.context() as job:

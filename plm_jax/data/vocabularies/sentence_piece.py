@@ -48,9 +48,7 @@ class SentencePiece(Vocabulary):
             expected = getattr(specials, name)
             if expected is not None and actual >= 0 and actual != expected:
                 raise UserError(f"config.vocabulary.{name} is {expected} but {path} has {actual}: set it to {actual}")
-        special_ids = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
-        text = {i for i in special_ids if i < len(tokens) and _is_text(model.pieces[i])}
-        symbols.check_not_text(path, specials, text)
+        symbols.check_not_text(path, specials, {i for i, piece in enumerate(model.pieces) if _is_text(piece)})
         self._byte_counts = {i: 1 for i, piece in enumerate(model.pieces) if piece.type == piece.BYTE}
         self._ink = [_piece_ink(piece) for piece in model.pieces]
         self._ink_sizes = np.array(list(map(len, self._ink)))

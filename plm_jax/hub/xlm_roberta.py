@@ -18,7 +18,6 @@ class XlmRobertaFamily(RobertaFamily):
 
     kind = "xlm-roberta"
     name = "XLM-R"
-    fields = changed(RobertaFamily.fields, vocab_size=30522)
     vocabulary_files = {}
     tokenizer_class = "XLMRobertaTokenizer"
     task_class = "XLMRoberta"
@@ -59,7 +58,6 @@ class CamembertFamily(RobertaFamily):
 
     kind = "camembert"
     name = "CamemBERT"
-    fields = XlmRobertaFamily.fields
     vocabulary_files = {}
     tokenizer_class = "CamembertTokenizer"
     task_class = "Camembert"

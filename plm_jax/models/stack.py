@@ -351,8 +351,7 @@ class Stack(nn.Module):
         context = context.replace(rows=jnp.arange(len(x)), dropout=rate, broadcast=self.model.dropout.broadcast)
         if attention == "attention":
             windows = self.model.attention.windows
-            bias = self._bias(context, queries, keys)
-            context = context.replace(**bias, windows=windows if any(windows) else ())
+            context = context.replace(**self._bias(context, queries, keys), windows=windows if any(windows) else ())
         if self.is_initializing() or context.cache_index is not None:
             return context
         if self.model.attention_kernel == "xla":
@@ -360,11 +359,9 @@ class Stack(nn.Module):
             return context
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
-        in_order = context.contiguous or context.source_positions is None
-        layer_bias = attention == "attention" and config.position.has_layer_bias
-        expanded = layer_bias and config.position.expands_scores(in_order)
-        biases = {"layer_bias": layer_bias, "expanded_layer_bias": expanded}
-        kernel = kernels.pick(name, setting, context, dtype=self.dtype, **biases, **sizes)
+        adds_bias = attention == "attention" and config.position.has_layer_bias
+        expanded = adds_bias and config.position.expands_scores(context.contiguous or context.source_positions is None)
+        kernel = kernels.pick(name, setting, context, dtype=self.dtype, adds_bias=adds_bias, expanded=expanded, **sizes)
         return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):

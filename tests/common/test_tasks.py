@@ -229,7 +229,7 @@ def test_wrong_clock_of_a_worker_has_no_effect(tmp_path, monkeypatch):
     "engine, options, message",
     [
         ("sparc", [], "there is no engine 'sparc': did you mean 'spark'"),
-        ("local", ["--worker=3"], "local has no option --worker=3: did you mean 'workers'"),
+        ("local", ["--worker=3"], "local has no option --worker=3, written as --name=value: did you mean 'workers'"),
         ("local", ["--workers=many"], "local.workers is 'many': must be an integer"),
         ("local", ["--workers=-1"], "local.workers is -1: must be between"),
         ("slurm", ["--elements=0"], "slurm.elements is 0: must be between"),

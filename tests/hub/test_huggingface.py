@@ -243,7 +243,7 @@ def test_vocabulary_and_special_ids_are_saved(name, vocabulary, contents, ids, t
         assert tokenizer["tokenizer_class"].lower() == f"{name}tokenizer"
 
 
-@pytest.mark.parametrize(("name", "file"), [("roberta", "vocab.json"), ("albert", "spiece.model")])
+@pytest.mark.parametrize(("name", "file"), [("roberta", "vocab.json"), ("albert", "the SentencePiece model")])
 def test_damaged_vocabulary_is_reported(name, file, tmp_path):
     folder = copy_of(name, tmp_path)
     for kind_files in families.registered()[name].vocabulary_files.values():

@@ -66,7 +66,7 @@ def test_flash_supports_an_order_but_no_mask_for_each_query(order):
     context = Context(order=(ranks, ranks)) if order else Context(mask=jnp.ones((1, 8, 8), jnp.int32))
     sizes = {"dtype": jnp.bfloat16, "head_dim": 64, "groups": 2, "queries": 8, "keys": 8}
     with devices(TPU):
-        kernel = pick("attention", "auto", context, layer_bias=False, expanded_layer_bias=False, **sizes)
+        kernel = pick("attention", "auto", context, adds_bias=False, expanded=False, **sizes)
     assert kernel == ("flash" if order else "xla")
 
 

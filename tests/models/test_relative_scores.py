@@ -326,7 +326,7 @@ def test_rows_that_exceed_fast_memory_of_tpus_are_reported():
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_flash_is_chosen(platform, caplog):
-    biases = {"layer_bias": True, "expanded_layer_bias": False}
+    biases = {"adds_bias": True, "expanded": False}
     lengths = {"head_dim": 64, "groups": HEADS, "queries": 8, "keys": 8}
     with devices({"tpu": TPU, "cuda": HOPPER}[platform]):
         assert pick("attention", "auto", Context(), dtype=jnp.bfloat16, **biases, **lengths) == "flash"

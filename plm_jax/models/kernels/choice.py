@@ -109,8 +109,8 @@ def pick(
     groups: int,
     queries: int,
     keys: int,
-    layer_bias: bool,
-    expanded_layer_bias: bool,
+    adds_bias: bool,
+    expanded: bool,
 ) -> str:
     """Selects the kernel of an attention with `choose`, logs it, and returns its name.
 
@@ -120,8 +120,8 @@ def pick(
       name: name of the attention in the log.
       context: masks and biases of the attention.
       groups: number of key/value heads.
-      layer_bias: whether each layer adds a bias, which is not in `context` yet.
-      expanded_layer_bias: whether this bias must be expanded to all scores.
+      adds_bias: whether each layer adds a bias, which is not in `context` yet.
+      expanded: whether the bias of the layers must be expanded to all scores.
     """
     kernel, reason = choose(
         setting,
@@ -130,8 +130,8 @@ def pick(
         head_dim=head_dim,
         queries=queries,
         keys=keys,
-        distance_bias=context.distance_bias is not None or layer_bias,
-        bias=context.bias is not None or expanded_layer_bias,
+        distance_bias=context.distance_bias is not None or adds_bias,
+        bias=context.bias is not None or expanded,
         dense=any(each is not None for each in (context.mask, context.segment_ids, context.order)),
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,

@@ -197,8 +197,7 @@ class Context(struct.PyTreeNode):
         if visible is not None and kernel == "cudnn":
             visible = jnp.broadcast_to(visible, (visible.shape[0], 1, queries, keys))
         expanded = None if self.distance_bias is None else expand_distance_bias(self.distance_bias, queries)[None]
-        bias = add_biases(self.bias, expanded)
-        return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=bias)
+        return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=add_biases(self.bias, expanded))
 
     def token_positions(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
         """Returns a pair: the positions of the queries, int32 [Q], and the positions of the keys, int32 [K].
@@ -275,10 +274,8 @@ class Context(struct.PyTreeNode):
 
 
 def add_biases(bias: jax.Array | None, other: jax.Array | None) -> jax.Array | None:
-    """Returns the sum of two biases of scores; None if both are None."""
-    if bias is None or other is None:
-        return other if bias is None else bias
-    return bias + other
+    """Returns the sum of two biases of scores, of which each may be None."""
+    return other if bias is None else bias if other is None else bias + other
 
 
 def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:

@@ -21,6 +21,9 @@ from plm_jax.common.errors import UserError
 
 # Seconds between heartbeats, and seconds without a heartbeat after which another process may take the folder.
 _BEAT, _LEASE = 10.0, 60.0
+# Seconds after which a local file without readable content counts as left by a killed process. In a bucket, a file that
+# exists is complete.
+_WRITING = 5.0
 
 
 def taken(folder: str) -> dict[str, Any] | None:
@@ -110,10 +113,8 @@ def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
     while True:
         last = _newest(folder)
         holder = _read(folder, last) if last else None
-        if holder == {}:
-            with progress.doing(f"waiting until {_path(folder, last)} is written"):
-                if _changes(folder, last, _LEASE):
-                    continue
+        if holder == {} and not storage.is_remote(folder) and _changes(folder, last, _WRITING):
+            continue
         if holder:
             _refuse_unless_free(folder, last, holder, what)
         path = _path(folder, last + 1)

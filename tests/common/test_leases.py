@@ -50,7 +50,7 @@ def test_only_one_of_many_processes_gets_the_lease(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", "[" * 9999, "{"])
 def test_damaged_lease_expires(content, tmp_path, monkeypatch):
     (tmp_path / "1.json").write_text(content)
-    monkeypatch.setattr(leases, "_LEASE", 0.0)
+    monkeypatch.setattr(leases, "_WRITING", 0.0)
     with leases.held(str(tmp_path), "works there"):
         assert leases.taken(str(tmp_path))["pid"] == os.getpid()
 

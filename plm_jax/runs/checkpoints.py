@@ -157,13 +157,13 @@ class Checkpoints:
         items["meta"] = ocp.args.JsonSave(about | meta)
         try:
             self._saver.save(path, args=ocp.args.Composite(**items), force=True)
-        except jax.errors.JaxRuntimeError:  # Another process is lost.
-            raise
         except Exception as error:  # Orbax, TensorStore and each store have errors of their own.
             failure = _describe_failure(name, error)
             if jax.process_count() == 1:
                 self._failure = failure
                 return
+            if isinstance(error, jax.errors.JaxRuntimeError):  # Another process is lost.
+                raise
             # The other processes wait in Orbax for this one, which would compute the next step instead.
             raise UserError(
                 f"{failure}: make sure that {self.directory} can be written, and run the same command again, which "
@@ -280,7 +280,7 @@ def load_params(path: str, average: bool = False) -> Loaded:
 
 def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
     unread = {"params", "average", "training"} - {name}
-    manifest = sealing.read(str(checkpoint))
+    manifest = folders.manifest_of(checkpoint)
     meta = folders.checked(checkpoint, outside=[f"{item}/" for item in sorted(unread)])
     run = config.from_saved(meta["config"], meta.get("modules"))
     if not (checkpoint / name).exists():

@@ -237,6 +237,12 @@ def test_reader_of_a_removed_checkpoint_reads_another(copied, monkeypatch):
         checkpoints.load_params(str(copied))
 
 
+def test_reader_names_a_checkpoint_without_manifest(copied):
+    (copied / "checkpoints/6/manifest.json").unlink()
+    with pytest.raises(UserError, match=r"checkpoint .*/checkpoints/6 is damaged \(it has no manifest.json\): use "):
+        checkpoints.load_params(str(copied))
+
+
 def test_reader_of_replaced_best_weights_does_not_mix_them(copied):
     directory = folders.of_run(str(copied))
 
@@ -390,6 +396,17 @@ def test_failed_best_weights_are_no_failed_checkpoint(tmp_path, monkeypatch):
         saves.wait()
         assert saves.failure() is None and "best could not be saved (no space)" in saves.warning()
     assert folders.finished(tmp_path / "checkpoints") == [1]
+
+
+def test_any_error_of_a_save_in_a_single_process_is_a_failed_save(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: copy failed")
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", fail)
+    state = TrainState(jnp.int32(1), params={"x": jnp.ones(2)}, optimizer=(), carry=())
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()) as saves:
+        saves.save(1, state, {})
+        assert saves.failure() == "checkpoint 1 could not be saved (INTERNAL: copy failed)"
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), ValueError("no space"), Exception("no space")], ids=repr)

@@ -54,10 +54,8 @@ class AlbertFamily(Family):
     )
     buffers = bert.BUFFERS
     copies = {"predictions.decoder.bias": "predictions.bias"}
-    vocabulary_files = {
-        "sentencepiece": ("spiece.model",),
-        "wordpiece": ("vocab.txt",),
-    }  # Chinese models have the latter.
+    # Chinese models have a vocab.txt.
+    vocabulary_files = {"sentencepiece": ("spiece.model",), "wordpiece": ("vocab.txt",)}
     tokenizer_class = "AlbertTokenizer"
     # `transformers` has another default of this rate for ALBERT.
     tasks = {

@@ -75,10 +75,10 @@ def test_relative_bucket_boundaries():
 @pytest.mark.parametrize("causal", [True, False])
 def test_distances_share_the_last_bucket_from_the_maximum(buckets, max_distance, causal):
     position, distances = models.RelativeBias(buckets, max_distance), np.array([*range(200), 9_999, 10_000, 2**24])
-    found = np.asarray(relative_buckets(-distances, position, causal))
+    assigned = np.asarray(relative_buckets(-distances, position, causal))
     last = (buckets if causal else buckets // 2) - 1
-    assert found[0] == 0 and np.all(np.diff(found) >= 0) and found[-1] == last
-    assert np.all(found[distances >= max_distance] == last)
+    assert assigned[0] == 0 and np.all(np.diff(assigned) >= 0) and assigned[-1] == last
+    assert np.all(assigned[distances >= max_distance] == last)
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(1, 128), (3, 128), (32, 8), (32, 16), (5, 2)])
